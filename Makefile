@@ -1,0 +1,57 @@
+# Every target states in one line what it is for; `make help` prints them.
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+LAYERS := unit charts contract integration e2e
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+
+$(VENV)/.ready: requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }; \
+	  apt-get update -q >/dev/null && apt-get install -y -q python3-venv >/dev/null; }
+	@echo "setup: creating $(VENV) from requirements/dev.txt"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install -q --require-hashes -r requirements/dev.txt
+	@$(BIN)/pip install -q --no-deps -e .
+	@touch $@
+
+.PHONY: setup
+setup: $(VENV)/.ready ## the project's virtual environment from the lock file
+
+.PHONY: lock
+lock: ## resolve requirements/dev.txt anew (needs uv)
+	uv pip compile pyproject.toml --extra dev --universal --generate-hashes --python-version 3.11 --no-header -q -o requirements/dev.txt
+
+.PHONY: fmt
+fmt: setup ## format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix -q .
+
+.PHONY: lint
+lint: setup ## ruff, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports
+
+.PHONY: types
+types: setup ## mypy, strict
+	@$(BIN)/mypy
+
+.PHONY: generate
+generate: setup ## write all generated files (CRDs, chart CRDs, API docs)
+	@$(BIN)/python -m rollfleet_operator.api.generate
+
+.PHONY: verify
+verify: lint types ## lint, types, and generated files equal to what would be generated
+	@$(BIN)/python -m rollfleet_operator.api.generate --check
+
+.PHONY: unit
+unit: setup ## pure tests, under 20 s
+	@$(PYTEST) tests/unit -q

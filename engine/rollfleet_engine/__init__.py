@@ -1,0 +1,1 @@
+"""What runs in an engine's pod: launcher, guard, weights, simulator."""

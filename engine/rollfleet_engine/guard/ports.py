@@ -1,0 +1,69 @@
+"""What the guard needs of an engine: one port, kept by real vLLM and by the simulator alike."""
+
+from typing import Protocol
+
+from rollfleet_engine.weights.staging import StagedCheckpoint
+from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.state import Facts, FailureReason, Transferred
+
+
+class EngineError(Exception):
+    """The engine failed at something; `message` carries its own text, naming tensor, layer or rank."""
+
+    def __init__(self, reason: FailureReason, message: str, *, touched: bool = False) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+        self.touched = touched  # whether old weights may be gone
+
+
+class EngineAdapter(Protocol):
+    """An engine as its guard sees it.
+
+    Every coroutine ends within `deadline_s` or raises EngineError(DEADLINE_EXCEEDED).
+    """
+
+    def facts(self) -> Facts:
+        """Version, topology, model; no call to the core."""
+        ...
+
+    def alive(self) -> bool:
+        """Whether the engine core lives; answered from memory, never by asking the core."""
+        ...
+
+    async def pause(self, mode: PauseMode, deadline_s: float) -> None:
+        """Stop scheduling; in mode abort what runs answers with what it has, finish_reason "abort"."""
+        ...
+
+    async def abort_all(self, deadline_s: float) -> None:
+        """Abort requests that reached the core after the pause."""
+        ...
+
+    async def resume(self, deadline_s: float) -> None:
+        """Start scheduling again."""
+        ...
+
+    async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
+        """Load the staged tensors through the engine's four phases, digest and count them on the way.
+
+        Raises EngineError with COVERAGE_FAILED, DIGEST_MISMATCH, CHECKPOINT_CHANGED or TRANSFER_FAILED.
+        """
+        ...
+
+    async def recover(self, deadline_s: float) -> None:
+        """After a failed apply: put every worker back to where a new apply can start."""
+        ...
+
+    async def reset_caches(self, deadline_s: float) -> None:
+        """Drop prefix, multi-modal and encoder caches.
+
+        A cache that could not be dropped is an EngineError(CACHE_RESET_FAILED).
+        """
+        ...
+
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
+        """Log-probability (natural log) of each token after the first, given those before it.
+
+        Never served from a cache that others fill.
+        """
+        ...

@@ -1,0 +1,99 @@
+"""Commands on the control port: POST /rollfleet/v1/<name>. Every one names (incarnation, epoch).
+
+A command that takes time answers 202 with the state at once and goes on as `state.operation`; the same command again with the
+same epoch while it runs, or after it succeeded, is answered with the state and starts nothing (so a lost answer is harmless);
+after it failed it starts anew.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rollfleet_protocol.base import Request
+
+PREFIX = "/rollfleet/v1"
+STATE_PATH = f"{PREFIX}/state"
+
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+Epoch = Annotated[int, Field(ge=1, le=2**62)]
+Version = Annotated[int, Field(ge=0, le=2**63 - 1)]
+
+
+class Command(Request):
+    """What all commands carry."""
+
+    incarnation: str
+    epoch: Epoch
+
+
+class CheckpointRoot(StrEnum):
+    """Which of the engine's two read-only folders a path is relative to."""
+
+    CHECKPOINTS = "Checkpoints"  # spec.volumes.checkpoints
+    MODEL = "Model"  # model.path itself; the path is then "."
+
+
+class CheckpointSource(Request):
+    """A directory of safetensors files."""
+
+    type: Literal["Checkpoint"] = "Checkpoint"
+    root: CheckpointRoot = CheckpointRoot.CHECKPOINTS
+    path: Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+class Prepare(Command):
+    """Open, check and hash the source while serving goes on. Touches nothing."""
+
+    version: Version
+    source: CheckpointSource
+    deadline_seconds: Seconds
+
+
+class PauseMode(StrEnum):
+    """vLLM's own word for what happens to requests in flight."""
+
+    ABORT = "abort"
+
+
+class Close(Command):
+    """Close the gate, pause the scheduler, abort what is in flight; succeeded means in_flight 0."""
+
+    version: Version
+    mode: PauseMode = PauseMode.ABORT
+    deadline_seconds: Seconds
+    operator_silence_seconds: (
+        Seconds  # until armed: without a word from the operator for so long, reopen on untouched weights
+    )
+
+
+class Arm(Command):
+    """From here on only the operator reopens this engine. Refused while the gate is open or requests are in flight."""
+
+
+class Transfer(Command):
+    """Apply what was staged under this epoch, through the engine's four phases. Refused unless armed and staged."""
+
+    version: Version
+    digest: str
+    deadline_seconds: Seconds
+
+
+class Verify(Command):
+    """Reset caches, resume the scheduler behind the closed gate, answer the probe. Refused unless Loaded (or Initial, version 0)."""
+
+    version: Version
+    digest: str | None = None  # None only for Initial weights
+    probe_tokens: Annotated[tuple[int, ...], Field(min_length=2, max_length=4096)]
+    deadline_seconds: Seconds
+
+
+class Open(Command):
+    """Admit requests. Refused unless the weights are Verified at exactly this version and digest."""
+
+    version: Version
+    digest: str | None = None
+
+
+class Cancel(Command):
+    """Give the epoch up: stop staging, resume and reopen on untouched weights. Refused once a tensor was touched."""

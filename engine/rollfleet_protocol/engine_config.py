@@ -1,0 +1,68 @@
+"""What the operator tells a launcher: the engine's part of a RolloutEngine, in the env variable ROLLFLEET_ENGINE_CONFIG (JSON)."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rollfleet_protocol.base import Request
+
+ENGINE_CONFIG_ENV = "ROLLFLEET_ENGINE_CONFIG"
+CONTROL_SERVER_NAME_SUFFIX = "engine.rollfleet.io"
+
+
+class FleetIdentity(Request):
+    """Whose engine this is."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def audience(self) -> str:
+        """Audience of tokens for this fleet: a token shown to one fleet is worthless at another."""
+        return f"rollfleet.io/{self.namespace}/{self.name}/{self.uid}"
+
+    @property
+    def control_server_name(self) -> str:
+        """The name in the fleet's certificate (subjectAltName), which callers demand whatever address they dial."""
+        return f"{self.name}.{self.namespace}.{CONTROL_SERVER_NAME_SUFFIX}"
+
+
+class OperatorIdentity(Request):
+    """The one ServiceAccount that may control this engine, by name and uid."""
+
+    subject: str  # system:serviceaccount:<namespace>:<name>
+    uid: str
+
+
+class TokenVerification(Request):
+    """Where the guard gets the keys that sign ServiceAccount tokens. Defaults fit a pod."""
+
+    issuer: str | None = None  # None: taken from the API server's discovery document
+    api_server: str = "https://kubernetes.default.svc"
+    ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+
+
+class ModelConfig(Request):
+    """The model that is loaded at start."""
+
+    path: str  # absolute, inside the container
+    served_name: str
+
+
+class EngineConfig(Request):
+    """All that a launcher needs to start one engine."""
+
+    fleet: FleetIdentity
+    operator: OperatorIdentity
+    model: ModelConfig
+    checkpoints_path: str | None = None  # absolute folder that checkpoint paths are relative to
+    engine_args: tuple[str, ...] = ()
+    serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    control_port: Annotated[int, Field(ge=1, le=65535)] = 8001
+    bind_address: str = "0.0.0.0"  # noqa: S104 - a pod's address is not known beforehand
+    tls_dir: str = "/etc/rollfleet/tls"  # tls.crt, tls.key
+    run_dir: str = "/run/rollfleet"  # Unix socket of the preStop hook
+    drain_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
+    tokens: TokenVerification = TokenVerification()

@@ -1,0 +1,52 @@
+"""Refusals: the error body of the guard, and why a gate is closed."""
+
+from enum import StrEnum
+
+from rollfleet_protocol.base import Answer
+
+
+class RefusalReason(StrEnum):
+    """Why a guard refused. The HTTP status that goes with it stands beside."""
+
+    UNAUTHENTICATED = "Unauthenticated"  # 401
+    FORBIDDEN = "Forbidden"  # 403
+    NOT_FOUND = "NotFound"  # 404
+    INVALID_REQUEST = "InvalidRequest"  # 400
+    TOO_LARGE = "TooLarge"  # 413
+    WRONG_INCARNATION = "WrongIncarnation"  # 409: the process was restarted since
+    STALE_EPOCH = "StaleEpoch"  # 409: a newer epoch was seen
+    ORDER_VIOLATION = "OrderViolation"  # 409: the message names the right order
+    NOT_VERIFIED = "NotVerified"  # 409
+    WRONG_VERSION = "WrongVersion"  # 409: the request demands another version
+    CLOSED = "Closed"  # 503 with Retry-After
+
+
+class ClosedReason(StrEnum):
+    """Why the gate is closed, as clients see it."""
+
+    STARTING = "Starting"  # never opened in this incarnation
+    UPDATING = "Updating"
+    UNCERTAIN = "Uncertain"
+    DRAINING = "Draining"
+    ENGINE_DEAD = "EngineDead"
+
+
+class RefusalDetail(Answer):
+    """OpenAI-style error object, so that existing clients show the message."""
+
+    message: str  # cause and remedy
+    type: str = "rollfleet"
+    code: int
+    reason: RefusalReason
+    closed_reason: ClosedReason | None = None
+
+
+class Refusal(Answer):
+    """Body of every answer of the guard's own that is not 2xx."""
+
+    error: RefusalDetail
+
+
+WEIGHT_VERSION_HEADER = "X-Weight-Version"
+REQUIRED_HEADER = "X-Weight-Version-Required"
+MINIMUM_HEADER = "X-Weight-Version-Min"

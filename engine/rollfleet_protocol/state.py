@@ -1,0 +1,157 @@
+"""What a guard tells about its engine (design section 4)."""
+
+from enum import StrEnum
+
+from rollfleet_protocol.base import Answer
+
+
+class Gate(StrEnum):
+    """Whether inference is admitted."""
+
+    OPEN = "Open"
+    CLOSED = "Closed"
+
+
+class WeightsState(StrEnum):
+    """What is known of the weights that the engine holds now."""
+
+    INITIAL = "Initial"  # as loaded from model.path at start, not verified yet
+    UPDATING = "Updating"  # a transfer has begun; the old tensors may be gone
+    LOADED = "Loaded"  # transferred, digest and coverage hold, not verified yet
+    VERIFIED = "Verified"  # caches reset, scheduler resumed, probe answered
+    UNCERTAIN = "Uncertain"  # a step after the first touched tensor failed: only a full reload cures it
+
+
+class OperationName(StrEnum):
+    """Commands of a guard that take time; at most one runs at once."""
+
+    PREPARE = "Prepare"
+    CLOSE = "Close"
+    TRANSFER = "Transfer"
+    VERIFY = "Verify"
+
+
+class OperationStatus(StrEnum):
+    """How far an operation is."""
+
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class FailureReason(StrEnum):
+    """Cause of a failed operation, as shown in conditions and events."""
+
+    CHECKPOINT_NOT_FOUND = "CheckpointNotFound"
+    CHECKPOINT_INCOMPLETE = "CheckpointIncomplete"  # half-written, truncated, absent shard
+    CHECKPOINT_INVALID = "CheckpointInvalid"  # malformed header, path escapes the root
+    CHECKPOINT_CHANGED = "CheckpointChanged"  # files differ from what was staged
+    COVERAGE_FAILED = "CoverageFailed"  # renamed, missing, superfluous, wrong shape or dtype, layer not fully loaded
+    DIGEST_MISMATCH = "DigestMismatch"
+    PAUSE_FAILED = "PauseFailed"
+    TRANSFER_FAILED = "TransferFailed"
+    CACHE_RESET_FAILED = "CacheResetFailed"
+    PROBE_FAILED = "ProbeFailed"
+    ENGINE_DEAD = "EngineDead"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    CANCELLED = "Cancelled"
+
+
+class Failure(Answer):
+    """Why an operation failed: cause, and the engine's own text naming file, tensor or layer."""
+
+    reason: FailureReason
+    message: str
+
+
+class Operation(Answer):
+    """The newest operation of this incarnation."""
+
+    name: OperationName
+    epoch: int
+    version: int
+    status: OperationStatus
+    seconds: float = 0.0  # duration so far, or in all
+    progress: str = ""
+    failure: Failure | None = None
+
+
+class Facts(Answer):
+    """What does not change while the process lives."""
+
+    guard_version: str
+    engine: str  # "vllm" | "simulator"
+    engine_version: str
+    model: str
+    world_size: int = 1  # workers of this engine over all of TP, PP and DP
+    data_parallel_size: int = 1
+    capabilities: tuple[str, ...] = ()  # for example "source/Checkpoint", "pause/abort"
+
+
+class Weights(Answer):
+    """The weights held now."""
+
+    state: WeightsState
+    version: int | None = None  # None until somebody has said which version they are
+    digest: str | None = None  # "sha256:<hex>" of the version digest; None for Initial weights
+    source: str = ""  # "model" or "checkpoint:<relative path>"
+
+
+class Staged(Answer):
+    """A checkpoint opened, checked and hashed, ready to be read again from the same open files."""
+
+    epoch: int
+    version: int
+    path: str
+    digest: str
+    tensors: int
+    bytes: int
+    seconds: float
+
+
+class Transferred(Answer):
+    """What the workers received and applied."""
+
+    epoch: int
+    version: int
+    digest: str
+    tensors: int
+    bytes: int
+    layers: int  # layers whose loaded elements were compared with the first load
+    seconds: float
+    phase_seconds: dict[str, float]  # vLLM's four phases: init, start, update, finish
+
+
+class ProbeResult(Answer):
+    """Log-probabilities of the fixed probe tokens under the weights held now (natural log, one per token after the first)."""
+
+    epoch: int
+    version: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    seconds: float
+
+
+class EngineState(Answer):
+    """The whole answer of GET /rollfleet/v1/state.
+
+    `sequence` rises with every change but `in_flight`: a long poll with `after=sequence` returns at the next change, so that
+    load alone wakes nobody.
+    """
+
+    sequence: int
+    incarnation: str  # new at each process start
+    facts: Facts
+    alive: bool  # the engine core lives
+    gate: Gate
+    closed_reason: str = ""  # one of refusals.ClosedReason where the gate is closed
+    ready: bool = False  # what /readyz says: belongs to the serving set
+    armed: bool = False
+    paused: bool = False
+    epoch: int = 0
+    weights: Weights
+    in_flight: int = 0
+    staged: Staged | None = None
+    transferred: Transferred | None = None
+    probe: ProbeResult | None = None
+    operation: Operation | None = None

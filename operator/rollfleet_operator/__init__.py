@@ -1,0 +1,1 @@
+"""The operator of rollout fleets: RolloutEngine and WeightVersion made true on Kubernetes."""

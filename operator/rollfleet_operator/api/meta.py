@@ -1,0 +1,68 @@
+"""Names and shapes shared by both kinds: group, labels, metadata, conditions."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "rollfleet.io"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+FIELD_MANAGER = "rollfleet"
+
+LABEL_FLEET = f"{GROUP}/fleet"  # name of the RolloutEngine, on every child
+LABEL_ENGINE = f"{GROUP}/engine"  # ordinal of the engine, on its pods
+LABEL_SERVING = f"{GROUP}/serving"  # "true" on members of the serving set: what the router selects
+LABEL_COMPONENT = f"{GROUP}/component"  # engine | router
+ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
+
+MAX_MESSAGE = 1024  # characters of a condition's message
+
+
+class ApiModel(BaseModel):
+    """A part of an object: frozen, camelCase in JSON, unknown fields ignored on reading (the API server has judged them)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    def dump(self) -> dict[str, Any]:
+        """The JSON form, without fields that are None."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class ConditionStatus(StrEnum):
+    """metav1.ConditionStatus."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """metav1.Condition."""
+
+    type: Annotated[str, Field(max_length=316)]
+    status: ConditionStatus
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    message: Annotated[str, Field(max_length=32768)] = ""
+    last_transition_time: datetime
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+
+
+class ObjectMeta(ApiModel):
+    """The part of metav1.ObjectMeta that is read."""
+
+    name: str
+    namespace: str
+    uid: str = ""
+    generation: int = 0
+    resource_version: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+
+
+Conditions = Annotated[
+    tuple[Condition, ...],
+    Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+]

@@ -1,0 +1,83 @@
+"""What one pass looks at: a snapshot of the objects and of what the guards said last."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_protocol.state import EngineState
+
+
+class ContainerState(StrEnum):
+    """The engine container as the kubelet tells it."""
+
+    WAITING = "Waiting"
+    RUNNING = "Running"
+    TERMINATED = "Terminated"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True)
+class PodView:
+    """An engine's pod, reduced to what decisions need."""
+
+    name: str
+    uid: str
+    ordinal: int
+    created: datetime
+    template_hash: str
+    serving_label: bool
+    phase: str  # Pending | Running | Succeeded | Failed | Unknown
+    ip: str = ""
+    node: str = ""
+    deleting: bool = False
+    ready: bool = False
+    container: ContainerState = ContainerState.UNKNOWN
+    container_id: str = ""
+    restarts: int = 0
+    exit_code: int | None = None  # of the last termination
+    message: str = ""  # waiting reason, termination message or the scheduler's words
+    unschedulable: bool = False
+
+
+@dataclass(frozen=True)
+class GuardView:
+    """What is known of one pod's guard. Kept by the follower of that pod."""
+
+    state: EngineState | None  # newest that it told; None before the first answer
+    reachable: bool  # whether the newest contact succeeded
+    last_contact: datetime | None
+    error: str = ""  # text of the newest failure
+    refusals: tuple[
+        tuple[str, str], ...
+    ] = ()  # (command name, text) refused or failed at this incarnation and epoch, newest last
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator was started with and decisions need."""
+
+    operator_subject: str
+    operator_uid: str
+    router_image: str
+    host_path_allowed: bool
+    probe_tokens: tuple[int, ...] = (1, 2, 3, 5, 7, 11)
+    probe_tolerance: float = 1e-3
+    operator_silence_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that one pass of `plan` may know of the world, besides the clock."""
+
+    fleet: RolloutEngine
+    weight_versions: tuple[WeightVersion, ...]  # all that name this fleet, whatever their state
+    pods: tuple[PodView, ...]
+    guards: dict[str, GuardView]  # by pod uid
+    ca_bundle: str  # base64 PEM of the CA that signs this fleet's certificate
+    settings: Settings
+    children: dict[str, Any] = field(
+        default_factory=dict
+    )  # "Kind/name" -> content hash last applied, for children other than pods

@@ -1,0 +1,1 @@
+"""Shared builders and helpers of the tests."""
