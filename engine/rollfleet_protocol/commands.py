@@ -1,8 +1,8 @@
 """Commands on the control port: POST /rollfleet/v1/<name>. Every one names (incarnation, epoch).
 
-A command that takes time answers 202 with the state at once and goes on as `state.operation`; the same command again with the
-same epoch while it runs, or after it succeeded, is answered with the state and starts nothing (so a lost answer is harmless);
-after it failed it starts anew.
+A command that takes time answers 202 with the state at once and goes on as `state.operation`. The same command again
+with the same epoch while it runs, or after it succeeded, is answered with the state and starts nothing, so that a lost
+answer is harmless; after it failed it starts anew.
 """
 
 from enum import StrEnum
@@ -80,7 +80,10 @@ class Transfer(Command):
 
 
 class Verify(Command):
-    """Reset caches, resume the scheduler behind the closed gate, answer the probe. Refused unless Loaded (or Initial, version 0)."""
+    """Reset caches, resume the scheduler behind the closed gate, answer the probe.
+
+    Refused unless Loaded (or Initial, version 0).
+    """
 
     version: Version
     digest: str | None = None  # None only for Initial weights

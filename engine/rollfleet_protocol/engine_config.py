@@ -1,4 +1,4 @@
-"""What the operator tells a launcher: the engine's part of a RolloutEngine, in the env variable ROLLFLEET_ENGINE_CONFIG (JSON)."""
+"""What the operator tells a launcher: the engine's part of a RolloutEngine, as JSON in ROLLFLEET_ENGINE_CONFIG."""
 
 from typing import Annotated
 
@@ -41,7 +41,7 @@ class TokenVerification(Request):
     issuer: str | None = None  # None: taken from the API server's discovery document
     api_server: str = "https://kubernetes.default.svc"
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
-    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 
 
 class ModelConfig(Request):

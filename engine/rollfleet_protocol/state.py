@@ -123,7 +123,7 @@ class Transferred(Answer):
 
 
 class ProbeResult(Answer):
-    """Log-probabilities of the fixed probe tokens under the weights held now (natural log, one per token after the first)."""
+    """Log-probabilities of the probe tokens under the weights held now (natural log, one per token after the first)."""
 
     epoch: int
     version: int
@@ -135,8 +135,8 @@ class ProbeResult(Answer):
 class EngineState(Answer):
     """The whole answer of GET /rollfleet/v1/state.
 
-    `sequence` rises with every change but `in_flight`: a long poll with `after=sequence` returns at the next change, so that
-    load alone wakes nobody.
+    `sequence` rises with every change but `in_flight`: a long poll with `after=sequence` returns at the next change,
+    so that load alone wakes nobody.
     """
 
     sequence: int

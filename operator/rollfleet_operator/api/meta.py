@@ -22,9 +22,14 @@ MAX_MESSAGE = 1024  # characters of a condition's message
 
 
 class ApiModel(BaseModel):
-    """A part of an object: frozen, camelCase in JSON, unknown fields ignored on reading (the API server has judged them)."""
+    """A part of an object: frozen, camelCase in JSON, unknown fields ignored on reading (the API server has judged them).
 
-    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+    A docstring below a field is its description in the CRD, in `kubectl explain` and in docs/api.md.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
 
     def dump(self) -> dict[str, Any]:
         """The JSON form, without fields that are None."""
@@ -43,11 +48,17 @@ class Condition(ApiModel):
     """metav1.Condition."""
 
     type: Annotated[str, Field(max_length=316)]
+    """Name of the condition, in CamelCase; one entry of each."""
     status: ConditionStatus
+    """Whether it holds."""
     reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    """Machine-readable cause, in CamelCase."""
     message: Annotated[str, Field(max_length=32768)] = ""
+    """The cause for a person, with the other side's own text and the remedy."""
     last_transition_time: datetime
+    """When status changed last."""
     observed_generation: Annotated[int, Field(ge=0)] = 0
+    """metadata.generation that was judged."""
 
 
 class ObjectMeta(ApiModel):

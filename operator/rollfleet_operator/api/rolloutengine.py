@@ -156,7 +156,7 @@ class EngineDetail(ApiModel):
 class EnginesSummary(ApiModel):
     """Counts by state, and the details of those not well."""
 
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = Field(default_factory=dict)
     details: Annotated[tuple[EngineDetail, ...], Field(max_length=10)] = ()
 
 

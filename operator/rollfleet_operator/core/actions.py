@@ -93,9 +93,9 @@ Action = ApplyObject | DeleteObject | CreatePod | DeletePod | LabelPod | GuardCa
 class Decision:
     """The outcome of `plan`.
 
-    The runtime writes the fleet's status first and goes on only if that write won (it is the fence between operators); a fleet
-    status that is unchanged is None. Then actions, then the WeightVersions' status, then events. `wake_at` is when to look again
-    if nothing happens before; None means never (the resync looks anyway).
+    The runtime writes the fleet's status first and goes on only if that write won (it is the fence between operators);
+    a fleet status that is unchanged is None. Then actions, then the WeightVersions' status, then events. `wake_at` is
+    when to look again if nothing happens before; None means never (the resync looks anyway).
     """
 
     fleet_status: EngineStatusWrite | None = None
