@@ -1,0 +1,95 @@
+"""Coverage before: a checkpoint must hold exactly the tensors that the model was started with.
+
+Tied heads by rule: where config.json ties the word embeddings, vLLM skips every lm_head tensor, so either side may have
+it or not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_engine.weights.headers import TensorEntry, load_json_object
+from rollfleet_engine.weights.layout import CONFIG, Shard, close_shards, open_folder, open_shards, read_small
+from rollfleet_protocol.state import FailureReason
+
+TIED_PREFIX = "lm_head."
+NAMED_AT_MOST = 5  # tensors named in one message
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """What a model's own checkpoint holds, in checkpoint-name space."""
+
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+    tied: bool  # lm_head is the embedding
+
+
+def read_model_tensors(model_path: Path) -> ModelTensors:
+    """Read the headers of model.path. Raises CheckpointError where it has no complete set of safetensors files."""
+    folder = open_folder(model_path, ".", confined=False)
+    try:
+        config = load_json_object(read_small(folder, CONFIG, model_path, confined=False), CONFIG)
+        shards = open_shards(folder, model_path, confined=False)
+        try:
+            tensors = {entry.name: (entry.dtype, entry.shape) for entry in entries_of(shards)}
+        finally:
+            close_shards(shards)
+    finally:
+        os.close(folder)
+    return ModelTensors(tensors, _is_tied(config, tensors))
+
+
+def entries_of(shards: Iterable[Shard]) -> Iterable[TensorEntry]:
+    """All tensors of all shards."""
+    return (entry for shard in shards for entry in shard.tensors)
+
+
+def _is_tied(config: Mapping[str, object], tensors: Mapping[str, object]) -> bool:
+    """As config.json says (multi-modal models: in its text part); left out, a model without a head is a tied one."""
+    text = config.get("text_config")
+    for part in (text, config):
+        if isinstance(part, dict) and isinstance(part.get("tie_word_embeddings"), bool):
+            return bool(part["tie_word_embeddings"])
+    return not any(name.startswith(TIED_PREFIX) for name in tensors)
+
+
+def require_coverage(shards: Iterable[Shard], model: ModelTensors) -> None:
+    """Names, dtypes and shapes of the checkpoint are those of the model; the error names tensor and file."""
+    found = {entry.name: (shard.file.name, entry) for shard in shards for entry in shard.tensors}
+    missing = sorted(name for name in model.tensors.keys() - found.keys() if not _optional(name, model))
+    unexpected = sorted(name for name in found.keys() - model.tensors.keys() if not _optional(name, model))
+    if missing or unexpected:
+        raise _failed("; ".join(_difference(missing, unexpected, found)))
+    for name, (file_name, entry) in sorted(found.items()):
+        wanted = model.tensors.get(name)
+        if wanted is not None and wanted != (entry.dtype, entry.shape):
+            found_form, wanted_form = (
+                f"{dtype} {list(shape)}" for dtype, shape in ((entry.dtype, entry.shape), wanted)
+            )
+            raise _failed(f"tensor {name} in {file_name}: is {found_form}, the model has {wanted_form}")
+
+
+def _optional(name: str, model: ModelTensors) -> bool:
+    return model.tied and name.startswith(TIED_PREFIX)
+
+
+def _difference(
+    missing: list[str], unexpected: list[str], found: Mapping[str, tuple[str, TensorEntry]]
+) -> Iterable[str]:
+    if missing:
+        yield f"tensor {_some(missing)}: the model has it, the checkpoint does not"
+    if unexpected:
+        yield f"tensor {_some([f'{name} in {found[name][0]}' for name in unexpected])}: the model has no such tensor"
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - NAMED_AT_MOST
+    return ", ".join(names[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+
+
+def _failed(message: str) -> CheckpointError:
+    return CheckpointError(FailureReason.COVERAGE_FAILED, message)

@@ -1,0 +1,150 @@
+"""What the workers are told of a staged checkpoint, and how they read it again.
+
+Workers open the guard's own descriptors through /proc, which gives the inodes that were staged whatever became of the
+path. They run in the guard's container and as its user, so /proc lets them. All values here are JSON: the four phases
+carry plain dicts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor, read_into
+from rollfleet_kernels.digest import Lanes
+from rollfleet_protocol.state import FailureReason
+
+SOURCE_TYPE = "Checkpoint"
+
+
+@dataclass(frozen=True)
+class FileReference:
+    """A file that another process holds open."""
+
+    path: str  # /proc/<pid>/fd/<n>
+    name: str
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class CheckpointUpdate:
+    """One whole update from a checkpoint."""
+
+    files: tuple[FileReference, ...]
+    tensors: tuple[StagedTensor, ...]
+    digest: str
+
+    @classmethod
+    def of(cls, staged: StagedCheckpoint, pid: int | None = None) -> Self:
+        """The update for a checkpoint that process `pid` (this one, if left out) holds open."""
+        owner = os.getpid() if pid is None else pid
+        files = tuple(
+            FileReference(f"/proc/{owner}/fd/{file.fd}", file.name, file.device, file.inode, file.size, file.mtime_ns)
+            for file in staged.files
+        )
+        return cls(files, staged.tensors, staged.digest)
+
+    def to_wire(self) -> dict[str, Any]:
+        """As plain JSON; tensors as rows, since a large model has tens of thousands."""
+        rows = [
+            [
+                tensor.name,
+                tensor.dtype,
+                list(tensor.shape),
+                tensor.file,
+                tensor.offset,
+                tensor.nbytes,
+                list(tensor.lanes),
+            ]
+            for tensor in self.tensors
+        ]
+        return {
+            "type": SOURCE_TYPE,
+            "files": [asdict(file) for file in self.files],
+            "tensors": rows,
+            "digest": self.digest,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Self:
+        """Inverse of to_wire."""
+        files = tuple(FileReference(**file) for file in wire["files"])
+        return cls(files, tuple(_tensor(row) for row in wire["tensors"]), wire["digest"])
+
+
+def _tensor(row: Sequence[Any]) -> StagedTensor:
+    name, dtype, shape, file, offset, nbytes, lanes = row
+    return StagedTensor(name, dtype, tuple(shape), file, offset, nbytes, _four(lanes))
+
+
+def _four(lanes: Sequence[int]) -> Lanes:
+    a, b, c, d = lanes
+    return a, b, c, d
+
+
+class CheckpointReader:
+    """Reads a staged checkpoint again, in this or another process. A context manager: leaving it closes the files."""
+
+    def __init__(self, update: CheckpointUpdate) -> None:
+        self._update = update
+        self._fds: list[int] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for file in self._update.files:
+                self._fds.append(_open_same(file))
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def read(self, tensor: StagedTensor, buffer: memoryview) -> None:
+        """Fill `buffer`, as long as the tensor, with its bytes."""
+        name = self._update.files[tensor.file].name
+        try:
+            read_into(self._fds[tensor.file], buffer, tensor.offset, name)
+        except OSError as error:
+            raise _changed(f"{name}: cannot be read again: {error.strerror}") from error
+
+    def require_digest(self, tensor: StagedTensor, lanes: Lanes) -> None:
+        """The bytes that were read are those that were staged."""
+        if lanes != tensor.lanes:
+            name = self._update.files[tensor.file].name
+            raise CheckpointError(
+                FailureReason.DIGEST_MISMATCH,
+                f"tensor {tensor.name} in {name}: digest {_hex(lanes)} is not the staged {_hex(tensor.lanes)}",
+            )
+
+
+def _open_same(file: FileReference) -> int:
+    try:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise _changed(f"{file.name}: cannot be opened again at {file.path}: {error.strerror}") from error
+    found = os.fstat(fd)
+    now = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    if now != (file.device, file.inode, file.size, file.mtime_ns):
+        os.close(fd)
+        raise _changed(f"{file.name}: was changed or replaced since it was staged; stage it again")
+    return fd
+
+
+def _changed(message: str) -> CheckpointError:
+    return CheckpointError(FailureReason.CHECKPOINT_CHANGED, message)
+
+
+def _hex(lanes: Lanes) -> str:
+    return "".join(f"{lane:08x}" for lane in lanes)
