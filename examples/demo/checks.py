@@ -1,0 +1,82 @@
+"""What must hold of a load over updates: pure functions of the samples, the guards' logs and the known outputs."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from examples.demo.load import Sample
+
+KnownOutputs = Mapping[int, Mapping[str, Sequence[int]]]  # version -> prompt -> greedy tokens
+
+
+@dataclass(frozen=True)
+class GateChange:
+    """A guard's log line about its gate. `time` is time.time() seconds of the guard's clock."""
+
+    engine: str
+    time: float
+    opened: bool
+    version: int | None
+    last_admission: float | None = None  # on closing: when the newest request was let in
+
+
+def wrong_answers(samples: Iterable[Sample], known: KnownOutputs) -> list[str]:
+    """Answers that are not what the version they name gives: whole ones equal, aborted ones a strict prefix."""
+    problems = []
+    for sample in samples:
+        if sample.status != 200:
+            continue
+        if sample.version is None or sample.version not in known:
+            problems.append(f"answer without a known version: {sample.version!r} for {sample.prompt!r}")
+            continue
+        expected = tuple(known[sample.version][sample.prompt])
+        got = sample.tokens
+        if got != expected[: len(got)]:
+            problems.append(
+                f"version {sample.version}, prompt {sample.prompt!r}: {got[:8]}... is not {expected[:8]}..."
+            )
+        elif sample.finish_reason == "abort":
+            if len(got) >= len(expected):
+                problems.append(f"aborted answer of version {sample.version} is not a strict prefix: {len(got)} tokens")
+        elif not got:
+            problems.append(f"empty answer of version {sample.version} with finish_reason {sample.finish_reason!r}")
+    return problems
+
+
+def bad_refusals(samples: Iterable[Sample]) -> Counter[str]:
+    """What clients saw besides 200 and 503 with Retry-After."""
+    return Counter(
+        f"{sample.status} {sample.error[:120]}"
+        for sample in samples
+        if sample.status != 200 and not (sample.status == 503 and sample.retry_after)
+    )
+
+
+def overlapping_versions(changes: Iterable[GateChange]) -> list[str]:
+    """Admissions of an older version after the first opening of a newer one, by the guards' own logs."""
+    ordered = sorted(changes, key=lambda change: change.time)
+    first_open: dict[int, float] = {}
+    for change in ordered:
+        if change.opened and change.version is not None:
+            first_open.setdefault(change.version, change.time)
+    problems = []
+    for change in ordered:
+        if change.version is None:
+            continue
+        newer = [time for version, time in first_open.items() if version > change.version]
+        if not newer:
+            continue
+        if change.opened and change.time > min(newer):
+            problems.append(f"{change.engine} opened at version {change.version} after a newer one was open")
+        if not change.opened and change.last_admission is not None and change.last_admission > min(newer):
+            problems.append(f"{change.engine} admitted version {change.version} after a newer one was open")
+    return problems
+
+
+def out_of_service_s(samples: Sequence[Sample], old: int, new: int) -> float:
+    """Seconds between the last whole answer of `old` and the first of `new`, as clients see it."""
+    last_old = max((s.ended for s in samples if s.status == 200 and s.version == old), default=None)
+    first_new = min((s.ended for s in samples if s.status == 200 and s.version == new), default=None)
+    if last_old is None or first_new is None:
+        raise ValueError(f"no whole answer of version {old if last_old is None else new}")
+    return first_new - last_old
