@@ -22,7 +22,7 @@ MAX_MESSAGE = 1024  # characters of a condition's message
 
 
 class ApiModel(BaseModel):
-    """A part of an object: frozen, camelCase in JSON, unknown fields ignored on reading (the API server has judged them).
+    """A part of an object: frozen, camelCase in JSON, unknown fields ignored (the API server has judged them).
 
     A docstring below a field is its description in the CRD, in `kubectl explain` and in docs/api.md.
     """

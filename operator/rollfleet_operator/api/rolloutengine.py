@@ -4,13 +4,53 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
+from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
+from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
 
-Quantity = Annotated[str, Field(json_schema_extra={"x-kubernetes-int-or-string": True})]
-AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=4096)]
-Opaque = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+__all__ = ["ExtraVolume", "RolloutEngine", "RolloutEngineSpec", "RolloutEngineStatus", "VolumeSource", "Volumes"]
+
+# Pods are called <fleet>-<ordinal>-<node>-<suffix> and <fleet>-router-<hash>-<suffix>: DNS labels of at most 63.
+MAX_FLEET_NAME = 40
+
+_QUANTITIES: Schema = {"type": "object", "maxProperties": 32, "additionalProperties": QUANTITY}
+_RESOURCES: Schema = {
+    "type": "object",
+    "properties": {
+        "requests": {**_QUANTITIES, "description": "What the scheduler reserves."},
+        "limits": {**_QUANTITIES, "description": "What the container may use."},
+    },
+}
+_TOLERATION: Schema = {
+    "type": "object",
+    "description": "v1.Toleration.",
+    "properties": {
+        "key": {
+            "type": "string",
+            "maxLength": 316,
+            "description": "Key of the taint; empty with Exists is every taint.",
+        },
+        "operator": {"type": "string", "enum": ["Exists", "Equal"], "description": "Equal where absent."},
+        "value": {"type": "string", "maxLength": 63, "description": "Value of the taint, for Equal."},
+        "effect": {
+            "type": "string",
+            "enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"],
+            "description": "Every effect where absent.",
+        },
+        "tolerationSeconds": {
+            "type": "integer",
+            "format": "int64",
+            "description": "For NoExecute; for ever where absent.",
+        },
+    },
+}
+
+Resources = Annotated[dict[str, Any], WithJsonSchema(_RESOURCES)]
+Toleration = Annotated[dict[str, Any], WithJsonSchema(_TOLERATION)]
+SecretRef = Annotated[dict[str, str], WithJsonSchema(NAME_REF_SCHEMA)]
+LabelValue = Annotated[str, Field(max_length=63)]
 
 
 class FleetMode(StrEnum):
@@ -22,52 +62,75 @@ class FleetMode(StrEnum):
 class Model(ApiModel):
     """The model that engines load at start: version 0 of a fleet."""
 
-    path: Annotated[str, Field(min_length=1, max_length=4096)]  # relative to volumes.model
+    path: ModelPath
+    """Directory of the model, relative to volumes.model; "." is the volume itself."""
     served_name: Annotated[str, Field(min_length=1, max_length=253)]
-
-
-class VolumeSource(ApiModel):
-    """Where a volume comes from; exactly one member. Always mounted read-only."""
-
-    persistent_volume_claim: dict[str, str] | None = None  # {claimName}
-    host_path: dict[str, str] | None = None  # {path}; only where the operator was started with it allowed
-    csi: Opaque | None = None
-
-
-class ExtraVolume(ApiModel):
-    """A further read-only volume."""
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=50)]
-    mount_path: AbsolutePath
-    source: VolumeSource
-
-
-class Volumes(ApiModel):
-    """Read-only data of the engines."""
-
-    model: VolumeSource
-    checkpoints: VolumeSource | None = None
-    extra: Annotated[tuple[ExtraVolume, ...], Field(max_length=16)] = ()
+    """The `model` that clients name in their requests."""
 
 
 class Accelerator(ApiModel):
     """Devices of one pod, by extended resource."""
 
-    resource_name: Annotated[str, Field(min_length=1, max_length=253)] = "huawei.com/Ascend910"
+    resource_name: Annotated[
+        str,
+        Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
+    ] = "huawei.com/Ascend910"
+    """Extended resource that the device plugin advertises."""
     per_pod: Annotated[int, Field(ge=0, le=64)] = 8
+    """Devices of each engine; 0 asks for none (the CPU)."""
 
 
 class EnvVar(ApiModel):
     """A plain environment variable."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=253)]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+            max_length=253,
+            json_schema_extra=rules(
+                rule(
+                    "!(self in ['ROLLFLEET_ENGINE_CONFIG', 'PYTHONPATH', 'PYTHONHOME'])",
+                    "spec.env must not set ROLLFLEET_ENGINE_CONFIG, PYTHONPATH or PYTHONHOME: operator and image do",
+                )
+            ),
+        ),
+    ]
+    """Name, unique in the list."""
     value: Annotated[str, Field(max_length=32768)] = ""
+    """Value."""
+
+
+_OWNED_FLAGS = (
+    "model|served[-_]model[-_]name|host|port|uds|api[-_]server[-_]count|middleware|root[-_]path|"
+    "worker[-_]extension[-_]cls|grpc"
+)
 
 
 class EngineOptions(ApiModel):
     """What goes to vLLM as it is."""
 
-    args: Annotated[tuple[str, ...], Field(max_length=128)] = ()
+    args: Annotated[
+        tuple[
+            Annotated[
+                str,
+                Field(
+                    max_length=4096,
+                    json_schema_extra=rules(
+                        rule(
+                            f"!self.matches('^--({_OWNED_FLAGS})(=|$)')",
+                            "spec.engine.args must not set --model, --served-model-name (both: spec.model), --host, "
+                            "--port, --uds, --api-server-count, --middleware, --root-path, --worker-extension-cls or "
+                            "--grpc: the launcher sets them, or they lead round the guard",
+                        )
+                    ),
+                ),
+            ],
+            ...,
+        ],
+        Field(max_length=128),
+    ] = ()
+    """Further flags of vLLM's server. What contradicts the spec or bypasses the guard is refused, here or at launch."""
 
 
 class RouterMode(StrEnum):
@@ -77,53 +140,112 @@ class RouterMode(StrEnum):
     DISABLED = "Disabled"
 
 
+class RouterPolicy(StrEnum):
+    """vllm-router's own names of its load balancing policies."""
+
+    RANDOM = "random"
+    ROUND_ROBIN = "round_robin"
+    CACHE_AWARE = "cache_aware"
+    POWER_OF_TWO = "power_of_two"
+    CONSISTENT_HASH = "consistent_hash"
+
+
 class Router(ApiModel):
     """vllm-router in front of the fleet."""
 
     mode: RouterMode = RouterMode.ENABLED
-    image: Annotated[str, Field(max_length=1024)] | None = None  # default: the operator's
+    """Enabled: Service <fleet> leads to the router. Disabled: straight to the serving engines."""
+    image: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    """Image with vllm-router; the operator's default where absent."""
     replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    policy: Annotated[str, Field(pattern=r"^(random|round_robin|cache_aware|power_of_two|consistent_hash)$")] = (
-        "cache_aware"
-    )
+    """Router pods."""
+    policy: RouterPolicy = RouterPolicy.CACHE_AWARE
+    """How requests are spread."""
 
 
 class Startup(ApiModel):
     """How long an engine may take to load before it counts as not starting."""
 
     timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
+    """Seconds from the container's start until its engine must be alive."""
 
 
-class RolloutEngineSpec(ApiModel):
+class PullPolicy(StrEnum):
+    """When the kubelet pulls the engine's image."""
+
+    ALWAYS = "Always"
+    IF_NOT_PRESENT = "IfNotPresent"
+    NEVER = "Never"
+
+
+class RolloutEngineSpec(
+    ApiModel,
+    json_schema_extra=rules(
+        rule(
+            "!has(self.resources) || "
+            "((!has(self.resources.limits) || !(self.accelerator.resourceName in self.resources.limits)) && "
+            "(!has(self.resources.requests) || !(self.accelerator.resourceName in self.resources.requests)))",
+            "spec.resources must not name spec.accelerator.resourceName: set spec.accelerator.perPod",
+            field=".resources",
+        )
+    ),
+):
     """Desired fleet."""
 
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
+    """Engines of the fleet. The scale subresource sets it."""
     mode: FleetMode = FleetMode.DISAGGREGATED
+    """Where trainer and engines run: on different NPUs."""
     image: Annotated[str, Field(min_length=1, max_length=1024)]
-    image_pull_policy: Annotated[str, Field(pattern="^(Always|IfNotPresent|Never)$")] | None = None
-    image_pull_secrets: Annotated[tuple[dict[str, str], ...], Field(max_length=8)] = ()
-    resources: Opaque | None = None  # v1.ResourceRequirements, without the accelerator
-    node_selector: dict[str, str] | None = None
-    tolerations: Annotated[tuple[Opaque, ...], Field(max_length=32)] = ()
-    service_account_name: Annotated[str, Field(max_length=253)] | None = None
-    env: Annotated[tuple[EnvVar, ...], Field(max_length=64)] = ()
+    """Image of the engine, made by Dockerfile.engine."""
+    image_pull_policy: PullPolicy | None = None
+    """Kubernetes' default where absent."""
+    image_pull_secrets: Annotated[tuple[SecretRef, ...], Field(max_length=8)] = ()
+    """Secrets for pulling images."""
+    resources: Resources | None = None
+    """Resources of the engine's container, without the accelerator."""
+    node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] | None = None
+    """Labels that a node must have."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = ()
+    """Taints that do not keep the engines away."""
+    service_account_name: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """ServiceAccount of the engines' pods; "default" where absent."""
+    env: Annotated[
+        tuple[EnvVar, ...],
+        Field(
+            max_length=64, json_schema_extra=rules(x_kubernetes_list_type="map", x_kubernetes_list_map_keys=["name"])
+        ),
+    ] = ()
+    """Environment of the engine's container."""
     model: Model
+    """The model that engines load at start: version 0."""
     volumes: Volumes
+    """Read-only data of the engines."""
     accelerator: Accelerator = Accelerator()
+    """Devices of each engine."""
     engine: EngineOptions = EngineOptions()
+    """What goes to vLLM as it is."""
     router: Router = Router()
+    """vllm-router in front of the fleet."""
     startup: Startup = Startup()
+    """Limits on the start of an engine."""
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
+    """Seconds that a stopping engine waits for requests in flight."""
 
 
 class Committed(ApiModel):
     """THE commit record: which weights the fleet serves. Outlives the WeightVersion."""
 
     version: int
-    digest: str | None = None  # None for version 0 as loaded from model.path
-    checkpoint: str | None = None  # path below volumes.checkpoints; None for version 0
+    """Version; 0 is model.path as loaded at start."""
+    digest: str | None = None
+    """Digest of the version; absent for version 0 as loaded from model.path."""
+    checkpoint: str | None = None
+    """Path below volumes.checkpoints; absent for version 0."""
     weight_version_uid: str | None = Field(default=None, alias="weightVersionUID")
+    """UID of the WeightVersion that brought it."""
     time: datetime
+    """When it was committed."""
 
 
 class Outcome(StrEnum):
@@ -138,48 +260,83 @@ class LastFinished(ApiModel):
     """The newest update that ended."""
 
     version: int
-    generation: int  # of the WeightVersion
+    """Version that was asked for."""
+    generation: int
+    """metadata.generation of the WeightVersion."""
     outcome: Outcome
+    """How it ended."""
     message: str = ""
+    """Why, where it failed."""
 
 
 class EngineDetail(ApiModel):
     """An engine that is not well: what it does, since when, in its own words."""
 
-    name: str  # pod
+    name: str
+    """Its pod."""
     ordinal: int
+    """Its place in the fleet."""
     state: str
+    """What it is doing."""
     since: datetime
+    """Since when."""
     message: str = ""
+    """The engine's, kubelet's or scheduler's own text."""
 
 
 class EnginesSummary(ApiModel):
     """Counts by state, and the details of those not well."""
 
     counts: dict[str, int] = Field(default_factory=dict)
+    """Engines by state."""
     details: Annotated[tuple[EngineDetail, ...], Field(max_length=10)] = ()
+    """Those not well, ten at most."""
 
 
 class RolloutEngineStatus(ApiModel):
     """Observed fleet."""
 
     observed_generation: int = 0
-    replicas: int = 0  # pods
-    ready_replicas: int = 0  # engines alive and under control
-    serving_replicas: int = 0  # engines verified at the committed version, gate open
+    """metadata.generation that this status speaks of."""
+    replicas: int = 0
+    """Pods of engines."""
+    ready_replicas: int = 0
+    """Engines alive and under control."""
+    serving_replicas: int = 0
+    """Engines verified at the committed version, gate open."""
     selector: str = ""
+    """Label selector of the engines' pods, for the scale subresource."""
     endpoint: str = ""
+    """URL for clients inside the cluster."""
     epoch: int = 0
-    ca_bundle: str = ""  # PEM, base64 as in webhook configurations
+    """Epoch of the newest commands. The write that raises it is the fence between two operators."""
+    ca_bundle: str = ""
+    """CA of the control ports' certificate: PEM in base64, as in webhook configurations."""
     committed: Committed | None = None
+    """Which weights the fleet serves."""
     last_finished: LastFinished | None = None
+    """The newest update that ended."""
     engines: EnginesSummary = EnginesSummary()
+    """Engines by state."""
     conditions: Conditions = ()
+    """Accepted, Available, Progressing, WeightsCurrent, Degraded."""
 
 
-class RolloutEngine(ApiModel):
-    """A fleet."""
+class RolloutEngine(
+    ApiModel,
+    json_schema_extra=rules(
+        rule(
+            f"self.metadata.name.size() <= {MAX_FLEET_NAME} && "
+            "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+            f"metadata.name must start with a letter, hold only a-z, 0-9 and -, and have at most {MAX_FLEET_NAME} "
+            "characters: pods and Services are named after the fleet",
+        )
+    ),
+):
+    """A fleet of equal rollout engines that serves one version of the policy's weights."""
 
     metadata: ObjectMeta
     spec: RolloutEngineSpec
+    """Desired fleet."""
     status: RolloutEngineStatus = RolloutEngineStatus()
+    """Observed fleet."""

@@ -8,18 +8,22 @@ from pydantic import Field
 
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
 from rollfleet_operator.api.rolloutengine import Outcome
+from rollfleet_operator.api.rules import discriminator_rule, rule, rules
+from rollfleet_operator.api.volumes import CheckpointPath
 
 
 class EngineRef(ApiModel):
     """The fleet, in the same namespace."""
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
+    """Name of the RolloutEngine."""
 
 
 class Checkpoint(ApiModel):
     """A directory of safetensors files."""
 
-    path: Annotated[str, Field(min_length=1, max_length=1024)]  # relative to volumes.checkpoints, no ".."
+    path: CheckpointPath
+    """Relative to volumes.checkpoints of the fleet."""
 
 
 class SourceType(StrEnum):
@@ -28,11 +32,16 @@ class SourceType(StrEnum):
     CHECKPOINT = "Checkpoint"
 
 
-class Source(ApiModel):
+class Source(
+    ApiModel,
+    json_schema_extra=rules(discriminator_rule("spec.source", "Checkpoint", "checkpoint")),
+):
     """Discriminated union of sources."""
 
     type: SourceType
+    """Which member is set."""
     checkpoint: Checkpoint | None = None
+    """For type Checkpoint."""
 
 
 class PauseMode(StrEnum):
@@ -45,6 +54,7 @@ class Pause(ApiModel):
     """What happens to requests in flight."""
 
     mode: PauseMode = PauseMode.ABORT
+    """abort: they end at once with what they have, finish_reason "abort"."""
 
 
 class StrategyType(StrEnum):
@@ -57,48 +67,93 @@ class Strategy(ApiModel):
     """Discriminated union of strategies."""
 
     type: StrategyType = StrategyType.ATOMIC
+    """Atomic: the fleet serves the old version, then nothing, then the new one; never both."""
+
+
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Probe(ApiModel):
     """Fixed tokens whose log-probabilities all engines must agree on."""
 
-    tokens: Annotated[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], Field(min_length=2, max_length=256)] = (
-        1,
-        2,
-        3,
-        5,
-        7,
-        11,
-    )
+    tokens: Annotated[tuple[Token, ...], Field(min_length=2, max_length=256)] = (1, 2, 3, 5, 7, 11)
+    """Token ids, all within the model's vocabulary."""
     max_abs_logprob_diff: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?$", max_length=32)] = "0.001"
+    """Largest difference between two engines' log-probabilities (natural) that counts as agreement; a decimal."""
 
 
 class VerifySpec(ApiModel):
     """Checks before the commit. Digest and coverage are always required."""
 
     probe: Probe = Probe()
+    """Answered by every engine under the new weights before any of them opens."""
 
 
 class Deadlines(ApiModel):
     """Seconds that each phase may take, counted while operator and API server are up."""
 
     prepare_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
+    """Reading and checking the checkpoint on every engine, while serving goes on."""
     quiesce_seconds: Annotated[int, Field(ge=1, le=86400)] = 120
+    """Closing all gates and ending the requests in flight."""
     transfer_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
+    """Loading the weights."""
     verify_seconds: Annotated[int, Field(ge=1, le=86400)] = 120
+    """Cache reset and probe."""
 
 
-class WeightVersionSpec(ApiModel):
+class WeightVersionSpec(
+    ApiModel,
+    json_schema_extra=rules(
+        rule(
+            "self.source == oldSelf.source || self.version > oldSelf.version",
+            "spec.source changes only together with a higher spec.version",
+            field=".source",
+            forbidden=True,
+        )
+    ),
+):
     """Desired weights."""
 
-    engine_ref: EngineRef
-    version: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    engine_ref: Annotated[
+        EngineRef,
+        Field(
+            json_schema_extra=rules(
+                rule(
+                    "self == oldSelf",
+                    "spec.engineRef cannot change: make another WeightVersion for another fleet",
+                    forbidden=True,
+                )
+            )
+        ),
+    ]
+    """The fleet. One WeightVersion per fleet; a second one is not Accepted."""
+    version: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=2**63 - 1,
+            json_schema_extra=rules(
+                rule(
+                    "self >= oldSelf",
+                    "spec.version only rises; to go back, give an older checkpoint a higher version",
+                )
+            ),
+        ),
+    ]
+    """Number of the version. It only rises, and must exceed the fleet's committed version."""
     step: Annotated[str, Field(max_length=253)] = ""
+    """Free label of the trainer, such as its training step."""
     source: Source
+    """Where the weights come from. Changes only together with version."""
     pause: Pause = Pause()
+    """What happens to requests in flight."""
     verify: VerifySpec = VerifySpec()
+    """Checks before the commit."""
     strategy: Strategy = Strategy()
+    """How the fleet moves."""
     deadlines: Deadlines = Deadlines()
+    """Seconds that each phase may take."""
 
 
 class Phase(StrEnum):
@@ -118,77 +173,120 @@ class Phase(StrEnum):
 class Target(ApiModel):
     """An engine of the update, frozen at Quiesced."""
 
-    name: str  # pod
+    name: str
+    """Its pod."""
     incarnation: str
-    url: str  # of the control port
+    """Process of the engine; new at each start."""
+    url: str
+    """Its control port."""
     rank_offset: int
+    """First rank of its workers in a group with the trainer as rank 0."""
     world_size: int
+    """Its workers."""
 
 
 class FailedEngine(ApiModel):
     """An engine that holds the update up, in its own words."""
 
     name: str
+    """Its pod."""
     reason: str
+    """Cause, in CamelCase."""
     message: str
+    """The engine's own text, naming file, tensor or layer."""
 
 
 class Progress(ApiModel):
     """Engines done with the current step. Written at most once a second."""
 
     done: int = 0
+    """Engines that finished the step."""
     total: int = 0
+    """Engines that must."""
     failed: Annotated[tuple[FailedEngine, ...], Field(max_length=10)] = ()
+    """Those that hold it up, ten at most."""
 
 
 class PhaseSeconds(ApiModel):
-    """How long each phase took."""
+    """How long each phase took, in seconds as decimals; empty until it ended."""
 
     preparing: str = ""
+    """While serving went on."""
     quiescing: str = ""
+    """Closing and draining."""
     transferring: str = ""
+    """Loading."""
     verifying: str = ""
+    """Cache reset and probe, until the commit."""
     opening: str = ""
+    """Until every gate was open."""
 
 
 class HistoryEntry(ApiModel):
     """One ended update."""
 
     version: int
+    """Version that was asked for."""
     step: str = ""
+    """The trainer's label."""
     checkpoint: str = ""
+    """Path below volumes.checkpoints."""
     outcome: Outcome
+    """How it ended."""
     digest: str = ""
+    """Digest of the version, where it came so far."""
     time: datetime
+    """When it ended."""
     paused_seconds: str = ""
+    """How long the fleet answered nothing, in seconds."""
     max_abs_logprob_diff: str = ""
+    """Largest difference between two engines' probes."""
     message: str = ""
+    """Why, where it failed."""
 
 
 class WeightVersionStatus(ApiModel):
     """Observed update."""
 
     observed_generation: int = 0
+    """metadata.generation that this status speaks of."""
     phase: Phase = Phase.PENDING
-    version: int = 0  # of the update that epoch, attempt and the rest speak of
-    committed_version: int | None = None  # of the fleet, for the column
+    """A print of the conditions, for people; programs read the conditions."""
+    version: int = 0
+    """Version of the update that epoch, attempt and the rest speak of."""
+    committed_version: int | None = None
+    """Version that the fleet serves."""
     epoch: int = 0
+    """A print of the fleet's epoch."""
     attempt: int = 0
+    """Tries at this version."""
     started_at: datetime | None = None
+    """When work on this version began."""
     phase_started_at: datetime | None = None
+    """Start of the phase, with the time that nobody could act taken off."""
     targets: Annotated[tuple[Target, ...], Field(max_length=1000)] = ()
+    """Engines of the update, frozen at Quiesced."""
     progress: Progress = Progress()
-    engines: str = ""  # "n/m" for the column
+    """Engines done with the current step."""
+    engines: str = ""
+    """Engines that hold this version of all, as n/m."""
     digest: str = ""
+    """Digest of the version, on which all engines agree."""
     phase_seconds: PhaseSeconds = PhaseSeconds()
+    """How long each phase took."""
     paused_seconds: str = ""
+    """How long the fleet answered nothing, in seconds."""
     history: Annotated[tuple[HistoryEntry, ...], Field(max_length=10)] = ()
+    """The last ten ended updates, newest last."""
     conditions: Conditions = ()
+    """Accepted, Quiesced, Transferred, Verified, Active."""
 
 
 class WeightVersion(ApiModel):
-    """Which weights a fleet must hold."""
+    """Which weights a fleet of rollout engines must hold."""
 
     metadata: ObjectMeta
     spec: WeightVersionSpec
+    """Desired weights."""
     status: WeightVersionStatus = WeightVersionStatus()
+    """Observed update."""
