@@ -1,0 +1,91 @@
+"""`python -m rollfleet_engine.launch`: PID 1 of an engine's container."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rollfleet_engine.launch.causes import CauseFinder
+from rollfleet_engine.launch.plan import Plan, Refused, plan
+from rollfleet_engine.launch.preflight import UnknownEngineError, observe
+from rollfleet_engine.launch.supervise import Outcome, Supervisor
+from rollfleet_engine.launch.termination import DEFAULT_LOG, LOG_VARIABLE, exit_code_of, write
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.termination import EXIT_CONFIGURATION, Problem, TerminationMessage
+
+_ARGPARSE_EXIT = 2  # what argparse ends with when it refuses a command line
+
+
+def log(event: str, **fields: object) -> None:
+    """One JSON line beside the engine's own."""
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def read_plan(environ: Mapping[str, str]) -> Plan | Refused:
+    """What to start, or why not."""
+    try:
+        config = EngineConfig.model_validate_json(environ.get(ENGINE_CONFIG_ENV, ""))
+        return plan(config, observe(config, environ))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        cause = f"{ENGINE_CONFIG_ENV}{f' at {where}' if where else ''}: {first['msg']}"
+        remedy = "the operator sets it; operator and engine image must be of the same release"
+    except UnknownEngineError as error:
+        cause, remedy = str(error), "set it in the engine's image"
+    return Refused((Problem(cause=cause, remedy=remedy),))
+
+
+def refuse(problems: tuple[Problem, ...], log_path: Path) -> int:
+    """Say why nothing is started."""
+    code = exit_code_of(problems)
+    for problem in problems:
+        log("problem", **problem.model_dump(by_alias=True))
+    _report(TerminationMessage(exit_code=code, problems=problems), log_path)
+    return code
+
+
+def report_outcome(outcome: Outcome, finder: CauseFinder, log_path: Path) -> int:
+    """Say how the engine ended, and answer our own exit code."""
+    code = outcome.exit_code
+    if code == _ARGPARSE_EXIT and not outcome.asked_to_stop:
+        code = EXIT_CONFIGURATION
+    log(
+        "engine-ended",
+        exitCode=code,
+        signal=outcome.signal_name,
+        askedToStop=outcome.asked_to_stop,
+        killedAfterGrace=outcome.killed_after_grace,
+    )
+    if code == 0 or outcome.asked_to_stop:
+        return code
+    cause = finder.cause(time.monotonic())
+    if not cause:
+        cause = f"the engine was ended by {outcome.signal_name}" if outcome.signal_name else ""
+    _report(TerminationMessage(exit_code=code, error=cause, log_tail=finder.tail()), log_path)
+    return code
+
+
+def _report(message: TerminationMessage, path: Path) -> None:
+    if failure := write(message, path):
+        log("problem", cause=failure)
+
+
+def main() -> int:
+    """Plan, start, look after."""
+    environ = dict(os.environ)
+    log_path = Path(environ.get(LOG_VARIABLE, DEFAULT_LOG))
+    planned = read_plan(environ)
+    if isinstance(planned, Refused):
+        return refuse(planned.problems, log_path)
+    print(planned.to_json(), flush=True)
+    finder = CauseFinder()
+    return report_outcome(Supervisor(planned, environ, finder).run(), finder, log_path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""What differs between vLLM releases on the command line. One entry per range of releases; others are refused."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+Release = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """An option or variable that users may not set, and why."""
+
+    name: str  # with a trailing * for all that begin so
+    reason: str
+
+    def covers(self, name: str) -> bool:
+        """Whether `name` is meant."""
+        return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the releases from `first` up to, not including, `end` are started."""
+
+    first: Release
+    end: Release
+    module: str  # started with python -m
+    options_file: str  # beside this module
+    reserved_options: tuple[Reserved, ...]
+    reserved_variables: tuple[Reserved, ...]
+    plugin: str  # name of our vllm.general_plugins entry point
+
+    @property
+    def releases(self) -> str:
+        """For messages."""
+        return f">={_text(self.first)},<{_text(self.end)}"
+
+    def option_names(self) -> frozenset[str]:
+        """All options that this release's parser knows."""
+        return _read_options(self.options_file)
+
+
+_OURS = "the launcher sets it"
+_SPEC_MODEL = "it comes from spec.model"
+_IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
+_NO_GATE = "it starts servers that the guard does not stand in front of"
+_LOG = "the launcher reads the engine's log for the cause of a failure"
+_WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
+
+_RESERVED_OPTIONS = (
+    Reserved("--middleware", _IN_FRONT),
+    Reserved("--root-path", "it moves the paths by which the guard tells inference from control"),
+    Reserved("--host", f"{_OURS} (bindAddress)"),
+    Reserved("--port", f"{_OURS} (servingPort)"),
+    Reserved("--uds", _IN_FRONT),
+    Reserved("--ssl-*", "the serving port speaks plain HTTP inside the cluster; TLS is on the control port"),
+    Reserved(
+        "--enable-ssl-refresh", "the serving port speaks plain HTTP inside the cluster; TLS is on the control port"
+    ),
+    Reserved("--api-server-count", f"every API server process would have a gate of its own; {_OURS} to 1"),
+    Reserved("-asc", f"every API server process would have a gate of its own; {_OURS} to 1"),
+    Reserved("--headless", "an engine without an API server has no guard"),
+    Reserved("--grpc", _NO_GATE),
+    Reserved("--data-parallel-supervisor-port", _NO_GATE),
+    Reserved("--data-parallel-multi-port-external-lb", _NO_GATE),
+    Reserved("-dpm", _NO_GATE),
+    Reserved("--data-parallel-external-lb", _NO_GATE),
+    Reserved("-dpe", _NO_GATE),
+    Reserved("--data-parallel-hybrid-lb", _NO_GATE),
+    Reserved("-dph", _NO_GATE),
+    Reserved("--enable-elastic-ep", "it changes the number of workers behind the guard's back"),
+    Reserved("--worker-extension-cls", _WORKER),
+    Reserved("--worker-cls", _WORKER),
+    Reserved("--weight-transfer-config", f"{_OURS}: one composite transfer engine serves all sources"),
+    Reserved("--config", "a file could hold any of the options that are refused here; write them as arguments"),
+    Reserved("--model", _SPEC_MODEL),
+    Reserved("--served-model-name", _SPEC_MODEL),
+    Reserved("--load-format", "weights are read from the safetensors files of spec.model"),
+    Reserved("--revision", "spec.model.path is a folder; it has no revisions"),
+    Reserved("--enable-lora", "NotSupported: adapters would answer under a weight version that does not name them"),
+    Reserved("--lora-modules", "NotSupported: adapters would answer under a weight version that does not name them"),
+    Reserved(
+        "--default-mm-loras", "NotSupported: adapters would answer under a weight version that does not name them"
+    ),
+    Reserved(
+        "--quantization",
+        "NotSupported: weights quantised while loading cannot be updated and verified; "
+        "a checkpoint that is stored quantised needs no flag",
+    ),
+    Reserved(
+        "-q",
+        "NotSupported: weights quantised while loading cannot be updated and verified; "
+        "a checkpoint that is stored quantised needs no flag",
+    ),
+    Reserved("--uvicorn-log-level", _LOG),
+    Reserved("--disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
+    Reserved("--no-disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
+    Reserved("--log-config-file", _LOG),
+    Reserved("--help", "it prints and ends instead of serving"),
+    Reserved("-h", "it prints and ends instead of serving"),
+)
+
+# model_hosting_container_standards, which vLLM's build_app bootstraps, loads handlers and middleware that these name,
+# one of them in front of all others (its common/fastapi/middleware/core.py: throttle before the engine's own).
+_SAGEMAKER = "vLLM's SageMaker layer loads code by it that runs in front of the guard or in place of its routes"
+
+_RESERVED_VARIABLES = (
+    Reserved("VLLM_USE_RUST_FRONTEND", "the Rust front end passes by ASGI middleware, and so by the guard"),
+    Reserved("VLLM_RUST_FRONTEND_PATH", "the Rust front end passes by ASGI middleware, and so by the guard"),
+    Reserved("VLLM_ALLOW_INSECURE_SERIALIZATION", "nothing that reaches an engine may be unpickled"),
+    Reserved("VLLM_LOGGING_CONFIG_PATH", _LOG),
+    Reserved("VLLM_CONFIGURE_LOGGING", _LOG),
+    Reserved("CUSTOM_FASTAPI_*", _SAGEMAKER),
+    Reserved("CUSTOM_PRE_PROCESS", _SAGEMAKER),
+    Reserved("CUSTOM_POST_PROCESS", _SAGEMAKER),
+    Reserved("CUSTOM_SCRIPT_FILENAME", _SAGEMAKER),
+    Reserved("SAGEMAKER_*", _SAGEMAKER),
+    Reserved("PYTHONHOME", "it replaces the interpreter's library"),
+    Reserved("PYTHONSTARTUP", "it runs code before the engine"),
+    Reserved("PYTHONUSERBASE", "it puts modules in front of the image's"),
+    Reserved("PYTHONINSPECT", "the engine would not end when it fails"),
+    Reserved("PYTHONOPTIMIZE", "vLLM checks its invariants by assert"),
+)
+
+DIALECTS = (
+    Dialect(
+        first=(0, 27, 1),
+        end=(0, 28, 0),
+        module="vllm.entrypoints.openai.api_server",
+        options_file="vllm-0.27.1.options",
+        reserved_options=_RESERVED_OPTIONS,
+        reserved_variables=_RESERVED_VARIABLES,
+        plugin="rollfleet",
+    ),
+)
+
+
+def supported_releases() -> str:
+    """For messages."""
+    return ", ".join(dialect.releases for dialect in DIALECTS)
+
+
+def dialect_of(release: str) -> Dialect | None:
+    """The dialect that a release speaks, or None where it is not known."""
+    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?post\d+)?(?:\+\S+)?$", release)
+    if numbers is None:  # a release candidate or a development build is no release
+        return None
+    parsed = (int(numbers[1]), int(numbers[2]), int(numbers[3] or 0))
+    return next((dialect for dialect in DIALECTS if dialect.first <= parsed < dialect.end), None)
+
+
+def _text(release: Release) -> str:
+    return ".".join(str(number) for number in release)
+
+
+@cache
+def _read_options(name: str) -> frozenset[str]:
+    lines = files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line and not line.startswith("#"))

