@@ -1,0 +1,1 @@
+"""Tools around engines that are no part of a running one."""
