@@ -78,6 +78,7 @@ def make(out: Path, options: Options) -> float:
 def _model(options: Options, version: int) -> Any:
     torch.manual_seed(options.seed * SEED_STRIDE + version)
     config = Qwen3Config(
+        architectures=["Qwen3ForCausalLM"],  # left out, vLLM takes the folder for an embedding model
         vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=256,
