@@ -48,8 +48,15 @@ def full_fleet_status() -> RolloutEngineStatus:
         epoch=9,
         ca_bundle="LS0tLS1CRUdJTi0tLS0t",
         committed=Committed(version=42, digest=DIGEST, checkpoint="step-42", weight_version_uid="0f3a", time=THEN),
-        last_finished=LastFinished(version=43, generation=5, outcome=Outcome.FAILED, message="renamed tensor"),
-        engines=EnginesSummary(counts={"Serving": 2, "CatchingUp": 1}, details=(detail,)),
+        last_finished=LastFinished(
+            version=43,
+            generation=5,
+            weight_version_uid="0f3a",
+            outcome=Outcome.FAILED,
+            reason="CoverageFailed",
+            message="renamed tensor",
+        ),
+        engines=EnginesSummary(counts={"Serving": 2, "CatchingUp": 1}, details=(detail,), time=THEN),
         conditions=(full_condition("Accepted"), full_condition("Available")),
     )
 
@@ -76,6 +83,7 @@ def full_weight_version_status() -> WeightVersionStatus:
         attempt=1,
         started_at=THEN,
         phase_started_at=THEN,
+        paused_at=THEN,
         targets=(
             Target(
                 name="qwen-0-0-abcde",
@@ -85,7 +93,7 @@ def full_weight_version_status() -> WeightVersionStatus:
                 world_size=8,
             ),
         ),
-        progress=Progress(done=1, total=2, failed=(failed,)),
+        progress=Progress(done=1, total=2, failed=(failed,), time=THEN),
         engines="1/2",
         digest=DIGEST,
         phase_seconds=PhaseSeconds(

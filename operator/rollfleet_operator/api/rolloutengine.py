@@ -263,8 +263,12 @@ class LastFinished(ApiModel):
     """Version that was asked for."""
     generation: int
     """metadata.generation of the WeightVersion."""
+    weight_version_uid: str | None = Field(default=None, alias="weightVersionUID")
+    """UID of the WeightVersion."""
     outcome: Outcome
     """How it ended."""
+    reason: str = ""
+    """Cause in CamelCase, where it failed."""
     message: str = ""
     """Why, where it failed."""
 
@@ -291,6 +295,8 @@ class EnginesSummary(ApiModel):
     """Engines by state."""
     details: Annotated[tuple[EngineDetail, ...], Field(max_length=10)] = ()
     """Those not well, ten at most."""
+    time: datetime | None = None
+    """When counts or details changed last; at most once a second."""
 
 
 class RolloutEngineStatus(ApiModel):

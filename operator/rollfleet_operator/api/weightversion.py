@@ -205,6 +205,8 @@ class Progress(ApiModel):
     """Engines that must."""
     failed: Annotated[tuple[FailedEngine, ...], Field(max_length=10)] = ()
     """Those that hold it up, ten at most."""
+    time: datetime | None = None
+    """When this was written."""
 
 
 class PhaseSeconds(ApiModel):
@@ -264,6 +266,8 @@ class WeightVersionStatus(ApiModel):
     """When work on this version began."""
     phase_started_at: datetime | None = None
     """Start of the phase, with the time that nobody could act taken off."""
+    paused_at: datetime | None = None
+    """When the first gate was seen closed."""
     targets: Annotated[tuple[Target, ...], Field(max_length=1000)] = ()
     """Engines of the update, frozen at Quiesced."""
     progress: Progress = Progress()

@@ -40,6 +40,9 @@ class PodView:
     exit_code: int | None = None  # of the last termination
     message: str = ""  # waiting reason, termination message or the scheduler's words
     unschedulable: bool = False
+    started: bool = (
+        True  # False: the kubelet says that this container never passed its startup probe, so no guard opened
+    )
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class GuardView:
     refusals: tuple[
         tuple[str, str], ...
     ] = ()  # (command name, text) refused or failed at this incarnation and epoch, newest last
+    setbacks: int = 0  # commands refused and operations seen to fail at this incarnation and epoch, repeats counted
+    last_setback: datetime | None = None  # when the newest of them was seen; what retries are counted from
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,9 @@ class Settings:
     probe_tokens: tuple[int, ...] = (1, 2, 3, 5, 7, 11)
     probe_tolerance: float = 1e-3
     operator_silence_s: float = 30.0
+    up_since: datetime | None = (
+        None  # since when both operator and API server are up; deadlines count from here at least
+    )
 
 
 @dataclass(frozen=True)
