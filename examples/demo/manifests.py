@@ -17,6 +17,8 @@ class EngineKind:
     venv: Path | None = None  # on the node: the environment with vLLM for the CPU; None for simulated engines
     npus: int = 1
     token_ms: float = 5.0  # pace of simulated engines
+    start_delay_s: float = 0.0  # how long a simulated engine loads
+    slow: bool = False  # whether each step of an update of simulated engines takes a second
 
     @property
     def simulated(self) -> bool:

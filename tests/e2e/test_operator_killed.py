@@ -1,0 +1,95 @@
+"""The operator dies at every phase of an update and comes back: the update goes on and ends."""
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+from tests.e2e.outputs import known_outputs
+
+from examples.demo import checks
+from examples.demo.environment import SYSTEM_NAMESPACE, Environment, folders
+from examples.demo.fleet import FINISHED, Fleet
+from examples.demo.kubectl import get, kubectl
+from examples.demo.load import Load, Plan
+from examples.demo.manifests import SERVED_NAME
+from tests.e2e.conftest import SIMULATED
+
+REPLICAS = 4
+PHASES = ("Preparing", "Quiescing", "Transferring", "Verifying", "Opening")
+
+
+async def _kill_operator() -> None:
+    """As a node's death does it: no grace, no goodbye."""
+    selector = ("-l", "app.kubernetes.io/name=rollfleet,app.kubernetes.io/component=operator")
+    await kubectl("delete", "pods", "-n", SYSTEM_NAMESPACE, *selector, "--force", "--grace-period=0", "--wait=false")
+
+
+async def _reached(fleet: Fleet, version: int, phase: str, timeout_s: float = 60.0) -> str:
+    """The phase in which the update to `version` is once it has reached `phase` (it may have run past it)."""
+    order = ("Pending", *PHASES)
+    async with asyncio.timeout(timeout_s):
+        while True:
+            status = (await get("weightversion", fleet.weight_version, fleet.namespace)).get("status") or {}
+            now = status.get("phase", "Pending")
+            if status.get("version") == version and (now in FINISHED or order.index(now) >= order.index(phase)):
+                return str(now)
+            await asyncio.sleep(0.02)
+
+
+async def test_an_update_survives_the_death_of_its_operator(environment: Environment, fleet: Fleet) -> None:
+    kind = environment.simulated(slow=True)
+    known = known_outputs(environment, SIMULATED)
+    paths = [folder.name for folder in folders(kind.models)]
+    await fleet.create(kind, REPLICAS)
+    await fleet.serving(REPLICAS)
+    killed_in: dict[str, str] = {}
+    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=4)
+    async with Load(plan) as load:
+        for number, phase in enumerate(PHASES):
+            version = number + 1
+            # Checkpoints repeat; versions do not.
+            await fleet.bump(version, paths[version % len(paths)])
+            killed_in[phase] = await _reached(fleet, version, phase)
+            await _kill_operator()
+            await fleet.active(version, timeout_s=180)
+            await fleet.serving(REPLICAS, timeout_s=60)
+    print(f"killed in: {json.dumps(killed_in)}")
+    by_version = {version: known[version % len(paths)] for version in range(len(PHASES) + 1)}
+    assert checks.wrong_answers(load.samples, by_version) == []
+    assert dict(checks.bad_refusals(load.samples)) == {}
+    assert (
+        checks.overlapping_versions(await fleet.gate_changes([p["metadata"]["name"] for p in await fleet.pods()])) == []
+    )
+
+
+async def test_deleting_the_weight_version_leaves_the_fleet_where_it_is(environment: Environment, fleet: Fleet) -> None:
+    kind = environment.simulated()
+    await fleet.create(kind, 2)
+    await fleet.serving(2)
+    await fleet.bump(1, folders(kind.models)[1].name)
+    await fleet.active(1)
+    await kubectl("delete", "weightversion", fleet.weight_version, "-n", fleet.namespace, timeout_s=30)
+    engine = await fleet.serving(2)
+    assert engine["status"]["committed"]["version"] == 1
+    pod = (await fleet.pods())[0]["metadata"]["name"]
+    await fleet.remove_pod(pod)
+    with contextlib.suppress(TimeoutError):  # it may be back before the next look
+        await fleet.serving(1, timeout_s=15)
+    engine = await fleet.serving(2)
+    assert engine["status"]["committed"]["version"] == 1
+
+
+@pytest.mark.parametrize("what", ["weightversion", "rolloutengine"])
+async def test_objects_go_away_at_once(environment: Environment, fleet: Fleet, what: str) -> None:
+    """C22: no finalizer of ours holds anything."""
+    kind = environment.simulated(slow=True)
+    await fleet.create(kind, 2)
+    await fleet.serving(2)
+    await fleet.bump(1, folders(kind.models)[1].name)
+    await _reached(fleet, 1, "Preparing")
+    name = fleet.weight_version if what == "weightversion" else fleet.name
+    await kubectl("delete", what, name, "-n", fleet.namespace, timeout_s=20)
+    if what == "weightversion":
+        engine = await fleet.serving(2, timeout_s=60)
+        assert engine["status"]["committed"]["version"] in (0, 1)

@@ -1,0 +1,89 @@
+"""The main promise: weights change under load, atomically, and every answer is what its version gives."""
+
+import asyncio
+import time
+from datetime import datetime
+
+import pytest
+from tests.e2e.outputs import known_outputs
+
+from examples.demo import checks
+from examples.demo.environment import Environment, folders
+from examples.demo.fleet import Fleet
+from examples.demo.load import Load, Plan, Sample, completed
+from examples.demo.manifests import SERVED_NAME
+from tests.e2e.conftest import REAL, SIMULATED
+
+VERSIONS = (1, 2, 3)
+ANSWERS_EACH = 30
+FIRST_ANSWER_S = 0.2  # from the acknowledged commit to the first 200 through the router
+
+
+async def _enough(load: Load, version: int, timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while completed(load.samples, version) < ANSWERS_EACH:
+        assert time.monotonic() < deadline, f"too few answers of version {version}: {load.samples[-3:]}"
+        await asyncio.sleep(0.05)
+
+
+def _first(samples: list[Sample], version: int) -> float:
+    return min(s.ended for s in samples if s.status == 200 and s.version == version and s.finish_reason != "abort")
+
+
+@pytest.mark.parametrize(("engines", "replicas"), [(SIMULATED, 8), (REAL, 2)])
+async def test_versions_change_under_load(environment: Environment, fleet: Fleet, engines: str, replicas: int) -> None:
+    kind = environment.real() if engines == REAL else environment.simulated()
+    known = known_outputs(environment, engines)
+    paths = [folder.name for folder in folders(kind.models)]
+    await fleet.create(kind, replicas)
+    await fleet.serving(replicas)
+    pods = await fleet.pods()
+    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]))
+    committed: dict[int, float] = {}
+    async with Load(plan) as load:
+        await _enough(load, 0)
+        for version in VERSIONS:
+            await fleet.bump(version, paths[version])
+            await fleet.active(version)
+            engine = await fleet.serving(replicas)
+            committed[version] = datetime.fromisoformat(engine["status"]["committed"]["time"]).timestamp()
+            await _enough(load, version)
+    assert checks.wrong_answers(load.samples, known) == []
+    assert dict(checks.bad_refusals(load.samples)) == {}
+    changes = await fleet.gate_changes([pod["metadata"]["name"] for pod in pods])
+    assert {change.version for change in changes if change.opened} == {0, *VERSIONS}
+    assert checks.overlapping_versions(changes) == []
+    assert any(sample.finish_reason == "abort" for sample in load.samples), "no request was in flight at an update"
+    late = {version: _first(load.samples, version) - at for version, at in committed.items()}
+    print(f"{engines}: first answer after the commit, in ms: { {v: round(s * 1000) for v, s in late.items()} }")
+    assert all(seconds <= FIRST_ANSWER_S for seconds in late.values()), late
+    restarted = [pod["metadata"]["name"] for pod in await fleet.pods()]
+    assert restarted == [pod["metadata"]["name"] for pod in pods], "updates must not replace pods"
+
+
+@pytest.mark.parametrize(("engines", "replicas"), [(SIMULATED, 3), (REAL, 2)])
+async def test_c01_a_replaced_engine_never_serves_another_version(
+    environment: Environment, fleet: Fleet, engines: str, replicas: int
+) -> None:
+    kind = environment.real() if engines == REAL else environment.simulated()
+    known = known_outputs(environment, engines)
+    path = folders(kind.models)[3].name
+    await fleet.create(kind, replicas)
+    await fleet.serving(replicas)
+    await fleet.bump(3, path)
+    await fleet.active(3)
+    before = {pod["metadata"]["uid"] for pod in await fleet.pods()}
+    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=4)
+    async with Load(plan) as load:
+        await _enough(load, 3)
+        victim = (await fleet.pods())[0]["metadata"]["name"]
+        await fleet.remove_pod(victim)
+        await fleet.serving(replicas - 1, timeout_s=60)
+        await fleet.serving(replicas)
+        await asyncio.wait_for(_enough(load, 3), 60)
+    assert checks.wrong_answers(load.samples, known) == []
+    assert {sample.version for sample in load.samples if sample.status == 200} == {3}
+    newcomers = [pod["metadata"]["name"] for pod in await fleet.pods() if pod["metadata"]["uid"] not in before]
+    assert len(newcomers) == 1
+    opened = [change.version for change in await fleet.gate_changes(newcomers) if change.opened]
+    assert opened == [3], "a newcomer opens once, at the committed version"
