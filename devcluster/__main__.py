@@ -5,4 +5,4 @@ import sys
 
 from devcluster.cli import main
 
-sys.exit(main(sys.argv[1:], os.environ.get("PATH", "")))
+sys.exit(main(sys.argv[1:], os.environ))

@@ -30,7 +30,14 @@ def _rootfs(paths: Paths) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f"{os.getpid()}.tar")
         with step(f"making a Debian {suite} base (once)"):
-            command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, unfinished]
+            command = [
+                "mmdebstrap",
+                "--quiet",
+                "--variant=minbase",
+                f"--include={','.join(PACKAGES)}",
+                suite,
+                unfinished,
+            ]
             run(command, timeout_s=ROOTFS_TIMEOUT_S)
         unfinished.replace(target)
     return target
@@ -48,7 +55,9 @@ def ensure(paths: Paths, binaries: Path) -> dict[str, Path]:
 def _ensure(paths: Paths, tag: str, source: Path, dockerfile: str) -> Path:
     """Skip buildah altogether when the archive made of this very input is there."""
     real = source.resolve()
-    stamp = hashlib.sha256(f"{dockerfile}{real}{real.stat().st_size}{real.stat().st_mtime_ns}".encode()).hexdigest()[:16]
+    stamp = hashlib.sha256(f"{dockerfile}{real}{real.stat().st_size}{real.stat().st_mtime_ns}".encode()).hexdigest()[
+        :16
+    ]
     record = paths.images / f"{stamp}.made"
     if record.exists() and (paths.images / record.read_text()).exists():
         for file in (record, paths.images / record.read_text()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from devcluster import toolchain
-from devcluster.errors import InvalidInput
+from devcluster.errors import InvalidInputError
 from devcluster.paths import GO_SOURCE, Paths
 from devcluster.shell import run, say
 
@@ -46,7 +46,7 @@ def required_version(go_mod: str, module: str) -> str:
     """The version of a module that a go.mod names."""
     found = re.search(rf"^\s*(?:require\s+)?{re.escape(module)}\s+(v\S+)", go_mod, re.MULTILINE)
     if found is None:
-        raise InvalidInput(f"go.mod requires no {module}")
+        raise InvalidInputError(f"go.mod requires no {module}")
     return found.group(1)
 
 

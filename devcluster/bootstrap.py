@@ -34,7 +34,9 @@ def _dns_service(plan: AddressPlan) -> list[dict[str, Any]]:
         "metadata": {"name": "kube-dns", "namespace": "kube-system", "labels": {"k8s-app": "kube-dns"}},
         "spec": {
             "clusterIP": str(plan.dns_service),
-            "ports": [{"name": name, "protocol": kind, "port": 53, "targetPort": plan.dns_port} for name, kind in ports],
+            "ports": [
+                {"name": name, "protocol": kind, "port": 53, "targetPort": plan.dns_port} for name, kind in ports
+            ],
         },
     }
     endpoints = {

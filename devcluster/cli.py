@@ -4,11 +4,11 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from devcluster import base, images, lifecycle, paths, prerequisites, status, supervisor
-from devcluster.errors import DevclusterError, NotRunning
+from devcluster.errors import DevclusterError, NotRunningError
 from devcluster.network import AddressPlan
 
 
@@ -32,51 +32,44 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def environment_lines(where: paths.Paths, path: str) -> list[str]:
+def environment_lines(where: paths.Paths, environment: Mapping[str, str]) -> list[str]:
     """Exports for a shell. A kubectl of the machine must not come before ours, which has the server's version."""
+    binaries = str(status.binaries_folder(where))
+    path = [word for word in environment.get("PATH", "").split(":") if word and word != binaries]
     values = {
         "KUBECONFIG": str(where.kubeconfig),
-        "PATH": f"{status.binaries_folder(where)}:{path}" if path else str(status.binaries_folder(where)),
+        "PATH": ":".join([binaries, *path]),
         "DEVCLUSTER_BASE_IMAGE": base.base_image(),
     }
+    if any(name.lower() in {"http_proxy", "https_proxy", "all_proxy"} for name in environment):
+        values["NO_PROXY"] = supervisor.no_proxy(environment)
     return [f"export {name}={shlex.quote(value)}" for name, value in values.items()]
 
 
 def _image(where: paths.Paths, arguments: argparse.Namespace) -> None:
-    prerequisites.check_machine()
-    with lifecycle.locked(where):
-        lifecycle.build(where)
-        context = (arguments.context or arguments.file.parent).resolve()
-        volumes, build_args = tuple(arguments.volume), tuple(arguments.build_arg)
-        wanted = images.Build(arguments.file.resolve(), arguments.tag, context, build_args, volumes)
-        archive = images.build(where, wanted)
-        if status.read(AddressPlan(), where).state == "Down":
-            raise NotRunning(f"built, but there is no cluster to load it into: {archive}", "Run: python3 -m devcluster up")
-        images.load(where, arguments.tag, archive)
+    context = (arguments.context or arguments.file.parent).resolve()
+    volumes, build_args = tuple(arguments.volume), tuple(arguments.build_arg)
+    wanted = images.Build(arguments.file.resolve(), arguments.tag, context, build_args, volumes)
+    lifecycle.image(AddressPlan(), where, wanted)
 
 
 def _status(where: paths.Paths, output: str) -> int:
+    prerequisites.check_machine()
     seen = status.read(AddressPlan(), where)
     print(json.dumps(seen.to_json(where), indent=1) if output == "json" else status.text(seen, where))
     return 0 if seen.state == "Up" else 1
 
 
-def _env(where: paths.Paths, path: str) -> None:
+def _env(where: paths.Paths, environment: Mapping[str, str]) -> None:
     if not where.kubeconfig.exists():
-        raise NotRunning("there is no cluster", "Run: python3 -m devcluster up")
-    print("\n".join(environment_lines(where, path)))
+        raise NotRunningError("there is no cluster", "Run: python3 -m devcluster up")
+    print("\n".join(environment_lines(where, environment)))
 
 
-def _build(where: paths.Paths) -> None:
-    prerequisites.check_machine()
-    with lifecycle.locked(where):
-        lifecycle.build(where)
-
-
-def _run(where: paths.Paths, arguments: argparse.Namespace, path: str) -> int:
+def _run(where: paths.Paths, arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     match arguments.command:
         case "build":
-            _build(where)
+            lifecycle.build(where)
         case "up":
             lifecycle.up(AddressPlan(), where)
         case "down":
@@ -84,8 +77,9 @@ def _run(where: paths.Paths, arguments: argparse.Namespace, path: str) -> int:
         case "status":
             return _status(where, arguments.output)
         case "env":
-            _env(where, path)
+            _env(where, environment)
         case "images":
+            prerequisites.check_machine()
             print("\n".join(images.present(where)))
         case "image":
             _image(where, arguments)
@@ -94,11 +88,11 @@ def _run(where: paths.Paths, arguments: argparse.Namespace, path: str) -> int:
     return 0
 
 
-def main(argv: Sequence[str], path: str) -> int:
+def main(argv: Sequence[str], environment: Mapping[str, str]) -> int:
     """Exit status 1 for what the user can cure, with the cure."""
     arguments = parser().parse_args(argv)
     try:
-        return _run(paths.from_environment(), arguments, path)
+        return _run(paths.from_environment(environment), arguments, environment)
     except DevclusterError as error:
         print(f"devcluster: {error}", file=sys.stderr)
         return 1

@@ -1,13 +1,13 @@
 """What can go wrong, by cause. Each error says what to do next.
 
 DevclusterError
-    MissingPrerequisite     a program or a kernel ability is not there
-    CommandFailed           a program that was run said no
-    NotReady                something did not come up before its deadline
-    Occupied                somebody else's cluster holds what this one needs
-    NotRunning              the command needs a cluster that is up
-    LeftBehind              the machine could not be put back as it was
-    InvalidInput            an argument makes no sense
+    MissingPrerequisiteError     a program or a kernel ability is not there
+    CommandFailedError           a program that was run said no
+    NotReadyError                something did not come up before its deadline
+    OccupiedError                somebody else's cluster holds what this one needs
+    NotRunningError              the command needs a cluster that is up
+    LeftBehindError              the machine could not be put back as it was
+    InvalidInputError            an argument makes no sense
 """
 
 
@@ -23,29 +23,29 @@ class DevclusterError(Exception):
         return f"{self.cause}\n  {self.remedy}" if self.remedy else self.cause
 
 
-class MissingPrerequisite(DevclusterError):
+class MissingPrerequisiteError(DevclusterError):
     """A program or a kernel ability is not there."""
 
 
-class CommandFailed(DevclusterError):
+class CommandFailedError(DevclusterError):
     """A program that was run ended with an error or ran out of time."""
 
 
-class NotReady(DevclusterError):
+class NotReadyError(DevclusterError):
     """Something did not come up before its deadline."""
 
 
-class Occupied(DevclusterError):
+class OccupiedError(DevclusterError):
     """Somebody else's cluster holds what this one needs."""
 
 
-class NotRunning(DevclusterError):
+class NotRunningError(DevclusterError):
     """The command needs a cluster that is up."""
 
 
-class LeftBehind(DevclusterError):
+class LeftBehindError(DevclusterError):
     """The machine could not be put back as it was."""
 
 
-class InvalidInput(DevclusterError):
+class InvalidInputError(DevclusterError):
     """An argument makes no sense."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster.errors import InvalidInput
+from devcluster.errors import InvalidInputError
 from devcluster.paths import Paths
 from devcluster.shell import run, step
 
@@ -39,7 +39,7 @@ def full_name(tag: str) -> str:
     has_registry = bool(slash) and ("." in first or ":" in first or first == "localhost")
     name = tag if has_registry else f"docker.io/{tag}" if slash else f"docker.io/library/{tag}"
     if not re.fullmatch(r"[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)+(:[A-Za-z0-9_.-]+)?", name):
-        raise InvalidInput(f"not an image name: {tag}", "Write it as NAME:TAG, in lower case.")
+        raise InvalidInputError(f"not an image name: {tag}", "Write it as NAME:TAG, in lower case.")
     return name if ":" in name.rsplit("/", 1)[1] else f"{name}:latest"
 
 
@@ -93,12 +93,12 @@ def host_volumes(scratch: Path, environment: Mapping[str, str]) -> list[str]:
     return volumes + [f"{folder}:{folder}:ro" for folder in wheels if folder.is_dir()]
 
 
-def _buildah(paths: Paths, *arguments: str | Path, timeout_s: float) -> str:
+def _buildah(paths: Paths, *arguments: object, timeout_s: float) -> str:
     storage = ["--root", paths.buildah / "storage", "--runroot", paths.buildah / "run", "--storage-driver", "overlay"]
     return run(["buildah", *storage, *arguments], timeout_s=timeout_s)
 
 
-def _ctr(paths: Paths, *arguments: str | Path, timeout_s: float) -> str:
+def _ctr(paths: Paths, *arguments: object, timeout_s: float) -> str:
     return run(["ctr", "--address", paths.containerd_socket, "--namespace", "k8s.io", *arguments], timeout_s=timeout_s)
 
 
@@ -114,7 +114,7 @@ def build_command(build: Build, identity: Path, volumes: Sequence[str]) -> list[
 def build(paths: Paths, wanted: Build) -> Path:
     """Build an image and return its archive; both are kept, and made again only when the inputs have changed."""
     if not wanted.file.is_file():
-        raise InvalidInput(f"no such file: {wanted.file}")
+        raise InvalidInputError(f"no such file: {wanted.file}")
     paths.images.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="devcluster-") as scratch, step(f"building image {wanted.tag}"):
         identity = Path(scratch) / "id"

@@ -25,7 +25,7 @@ from devcluster import (
     teardown,
 )
 from devcluster.components import DEVICE_PLUGIN_FOLDER, KUBECONFIGS, NPU_COUNT, components
-from devcluster.errors import NotReady, Occupied
+from devcluster.errors import NotReadyError, NotRunningError, OccupiedError
 from devcluster.network import NODE, AddressPlan
 from devcluster.paths import SOURCE, Paths
 from devcluster.shell import run, say, step, tail_of, wait_until
@@ -36,10 +36,10 @@ NODE_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
-def locked(paths: Paths) -> Iterator[None]:
-    """One `up`, `down` or `image` at a time."""
-    paths.home.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with paths.lock.open("w") as lock:
+def locked(file: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """One at a time; the kernel lets go of the lock with the process that held it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lock:
 
         def take() -> bool:
             try:
@@ -50,31 +50,47 @@ def locked(paths: Paths) -> Iterator[None]:
 
         if not take():
             say("waiting for another devcluster command to end")
-            wait_until(take, "the lock", LOCK_TIMEOUT_S, lambda: f"See who holds it: fuser {paths.lock}")
+            wait_until(take, f"the lock {file}", timeout_s, lambda: f"See who holds it: fuser {file}")
         yield
 
 
 def build(paths: Paths) -> tuple[Path, dict[str, Path]]:
     """Everything that `up` needs, made once: prerequisites, programs, images."""
-    prerequisites.ensure({**prerequisites.RUNTIME, **prerequisites.IMAGES})
-    folder = binaries.ensure(paths)
-    return folder, base.ensure(paths, folder)
+    prerequisites.check_machine()
+    with locked(paths.build_lock):
+        prerequisites.ensure({**prerequisites.RUNTIME, **prerequisites.IMAGES})
+        folder = binaries.ensure(paths)
+        archives = base.ensure(paths, folder)
+        binaries.prune(paths, time.time())
+        images.prune(paths, time.time())
+        return folder, archives
 
 
 def up(plan: AddressPlan, paths: Paths) -> None:
     """Idempotent: a cluster that is well is left alone, one that is not is made anew."""
-    prerequisites.check_machine()
-    with locked(paths):
-        folder, archives = build(paths)
+    folder, archives = build(paths)
+    with locked(paths.lock):
+        refuse_if_not_ours(paths)
         if status.read(plan, paths).state == "Up":
             _already_up(plan, paths, folder)
         else:
             teardown.tear_down(paths)
-            refuse_if_occupied(paths)
+            refuse_if_foreign_kubelet()
             with step("starting the cluster"):
                 _start(plan, paths, folder, archives)
-        binaries.prune(paths, time.time())
-        images.prune(paths, time.time())
+
+
+def image(plan: AddressPlan, paths: Paths, wanted: images.Build) -> None:
+    """Build an image and, if there is a cluster, load it."""
+    build(paths)
+    with locked(paths.build_lock):
+        archive = images.build(paths, wanted)
+    with locked(paths.lock):
+        if status.read(plan, paths).state == "Down":
+            raise NotRunningError(
+                f"built, but there is no cluster to load it into: {archive}", "Run: python3 -m devcluster up"
+            )
+        images.load(paths, wanted.tag, archive)
 
 
 def _already_up(plan: AddressPlan, paths: Paths, folder: Path) -> None:
@@ -83,15 +99,18 @@ def _already_up(plan: AddressPlan, paths: Paths, folder: Path) -> None:
         say("  started by another version of devcluster: `down` and `up` renew it")
 
 
-def refuse_if_occupied(paths: Paths) -> None:
-    """After a teardown, what is still there is somebody else's."""
+def refuse_if_not_ours(paths: Paths) -> None:
+    """Another home's cluster shares our names on the machine: taking ours down would break it."""
     owner = machine.bridge_owner()
     if owner and owner != str(paths.home):
-        raise Occupied(
-            f"a cluster of {owner} is on this machine", f"DEVCLUSTER_HOME={owner} python3 -m devcluster down"
+        raise OccupiedError(
+            f"a cluster of {owner} is on this machine", f"Run: DEVCLUSTER_HOME={owner} python3 -m devcluster down"
         )
-    if teardown.foreign_kubelet():
-        raise Occupied(
+
+
+def refuse_if_foreign_kubelet() -> None:
+    if machine.foreign_kubelet():
+        raise OccupiedError(
             f"another kubelet listens in {DEVICE_PLUGIN_FOLDER}", "Stop it: one kubelet per machine has device plugins."
         )
 
@@ -118,7 +137,7 @@ def _write_files(plan: AddressPlan, paths: Paths, folder: Path) -> None:
 
 def _prepare_machine(plan: AddressPlan, paths: Paths) -> None:
     sysctls.apply(paths.host_before)
-    machine.create_bridge(f"{plan.gateway}/{plan.pods.prefixlen}", paths.home)
+    machine.create_bridge(plan.gateway, plan.pods.prefixlen, paths.home)
     machine.create_cgroups()
     run(["nft", "--file", "-"], timeout_s=30, stdin=configs.nftables(plan))
 
@@ -137,13 +156,14 @@ def _start(plan: AddressPlan, paths: Paths, folder: Path, archives: dict[str, Pa
     _write_files(plan, paths, folder)
     _prepare_machine(plan, paths)
     supervisor.spawn(paths, sys.executable, SOURCE)
-    _wait_component(paths, "containerd")
+    # First what others wait for (DNS its rights), then what takes long, then the rest.
+    for name in ("containerd", "etcd", "kube-apiserver"):
+        _wait_component(paths, name)
+    bootstrap.apply(plan, folder / "kubectl", paths.kubeconfig)
     for tag, archive in archives.items():
         images.load(paths, tag, archive)
-    _wait_component(paths, "kube-apiserver")
-    bootstrap.apply(plan, folder / "kubectl", paths.kubeconfig)
-    for component in components(plan, paths, folder):
-        _wait_component(paths, component.name)
+    for name in ("kube-controller-manager", "kube-scheduler", "kubelet", "device-plugin", "kube-proxy", "coredns"):
+        _wait_component(paths, name)
     _wait_node(plan, paths)
 
 
@@ -156,7 +176,7 @@ def _wait_component(paths: Paths, name: str) -> None:
     def ready() -> bool:
         seen = find()
         if seen is not None and seen.exits and not seen.restarts:
-            raise NotReady(f"{name} ended: {seen.exits[-1]}", _log_of(paths, name))
+            raise NotReadyError(f"{name} ended: {seen.exits[-1]}", _log_of(paths, name))
         return seen is not None and seen.is_well
 
     wait_until(ready, f"{name} answers", COMPONENT_TIMEOUT_S, lambda: _log_of(paths, name))
@@ -188,6 +208,8 @@ def _wait_node(plan: AddressPlan, paths: Paths) -> None:
 def down(paths: Paths) -> None:
     """Put the machine back, whatever state it is in."""
     prerequisites.check_machine()
-    with locked(paths), step("removing the cluster"):
+    with locked(paths.lock), step("removing the cluster"):
+        refuse_if_not_ours(paths)
         teardown.tear_down(paths)
-
+    with contextlib.suppress(NotReadyError), locked(paths.build_lock, timeout_s=0.0):
+        machine.unmount_under(paths.buildah)  # what a killed build has left; a running one is let be

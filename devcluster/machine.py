@@ -9,12 +9,16 @@ import os
 import re
 import shutil
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from devcluster.errors import LeftBehind
+from devcluster.components import DEVICE_PLUGIN_FOLDER
+from devcluster.errors import LeftBehindError
 from devcluster.network import BRIDGE, CGROUP, NFT_TABLE
 from devcluster.shell import run
 from devcluster.supervisor import MARK
@@ -99,12 +103,12 @@ def bridge_owner() -> str:
 
 
 def our_tables() -> list[tuple[str, str]]:
-    """Tables of nftables that are the cluster's."""
+    """The cluster's tables. kube-proxy's name is fixed: with another kubelet on the machine it may be theirs."""
     if shutil.which("nft") is None:
         return []
     listed = json.loads(run(["nft", "--json", "list", "tables"], timeout_s=COMMAND_TIMEOUT_S))
     tables = [entry["table"] for entry in listed["nftables"] if "table" in entry]
-    wanted = {*PROXY_TABLES, ("ip", NFT_TABLE)}
+    wanted = {("ip", NFT_TABLE)} if foreign_kubelet() else {*PROXY_TABLES, ("ip", NFT_TABLE)}
     return [(t["family"], t["name"]) for t in tables if (t["family"], t["name"]) in wanted]
 
 
@@ -113,7 +117,7 @@ def kill_all(find: Callable[[], Iterable[int]], what: str) -> None:
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while pids := list(find()):
         if time.monotonic() > deadline:
-            raise LeftBehind(f"{what} do not die: {pids}", "Look at /proc/PID/stack; a reboot clears them.")
+            raise LeftBehindError(f"{what} do not die: {pids}", "Look at /proc/PID/stack; a reboot clears them.")
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -129,7 +133,20 @@ def unmount_under(folder: Path) -> None:
         run(["umount", "--lazy", "--no-canonicalize", *points[start : start + UMOUNT_BATCH]], timeout_s=60)
     left = mounts_under(folder)
     if left:
-        raise LeftBehind(f"still mounted: {', '.join(left)}", "Unmount them by hand and run `down` again.")
+        raise LeftBehindError(f"still mounted: {', '.join(left)}", "Unmount them by hand and run `down` again.")
+
+
+def foreign_kubelet() -> bool:
+    """Whether a kubelet answers on the machine that this cluster did not start."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(1.0)
+        try:
+            connection.connect(str(DEVICE_PLUGIN_FOLDER / "kubelet.sock"))
+        except OSError:
+            return False
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", peer)[0]
+    return not any(entry.startswith(f"{MARK}=".encode()) for entry in _environment_of(pid))
 
 
 def remove_links() -> None:
@@ -157,7 +174,7 @@ def _remove_cgroup(folder: Path, deadline: float) -> None:
             folder.rmdir()
         except OSError as error:
             if time.monotonic() > deadline:
-                raise LeftBehind(f"cgroup {folder}: {error.strerror}", "See its cgroup.procs.") from error
+                raise LeftBehindError(f"cgroup {folder}: {error.strerror}", "See its cgroup.procs.") from error
             time.sleep(0.05)
 
 
@@ -176,10 +193,12 @@ def create_cgroups() -> None:
                     (folder / name).write_text((Path(mount) / name).read_text())
 
 
-def create_bridge(address: str, home: Path) -> None:
+def create_bridge(gateway: IPv4Address, prefix: int, home: Path) -> None:
     """The alias says whose it is."""
     if not bridge_owner():
-        run(["ip", "link", "add", BRIDGE, "type", "bridge"], timeout_s=COMMAND_TIMEOUT_S)
+        # Without an address of its own a bridge takes the lowest of its ports', and changes it as pods come and go.
+        mac = ["address", "0a:58:" + ":".join(f"{byte:02x}" for byte in gateway.packed)]
+        run(["ip", "link", "add", BRIDGE, *mac, "type", "bridge"], timeout_s=COMMAND_TIMEOUT_S)
         run(["ip", "link", "set", BRIDGE, "alias", str(home)], timeout_s=COMMAND_TIMEOUT_S)
-    run(["ip", "address", "replace", address, "dev", BRIDGE], timeout_s=COMMAND_TIMEOUT_S)
+    run(["ip", "address", "replace", f"{gateway}/{prefix}", "dev", BRIDGE], timeout_s=COMMAND_TIMEOUT_S)
     run(["ip", "link", "set", BRIDGE, "up"], timeout_s=COMMAND_TIMEOUT_S)

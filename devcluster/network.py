@@ -1,11 +1,11 @@
 """The address plan: pure data, and the names that the cluster takes on the machine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 
-from devcluster.errors import InvalidInput
+from devcluster.errors import InvalidInputError
 
-# Names on the machine. One cluster per machine: a kubelet's device plugin folder is fixed (kubelet's pkg/apis/deviceplugin).
+# Names on the machine. They are fixed, as is the kubelet's folder of device plugins: one cluster per machine.
 BRIDGE = "rollfleet0"
 CNI_NETWORK = "rollfleet-devcluster"
 NFT_TABLE = "rollfleet_devcluster"
@@ -22,8 +22,8 @@ MAX_PODS = 250
 class AddressPlan:
     """Ranges of 198.18.0.0/15, which RFC 2544 sets aside for tests and nobody routes."""
 
-    pods: IPv4Network = IPv4Network("198.18.0.0/23")
-    services: IPv4Network = IPv4Network("198.19.0.0/24")
+    pods: IPv4Network = field(default_factory=lambda: IPv4Network("198.18.0.0/23"))
+    services: IPv4Network = field(default_factory=lambda: IPv4Network("198.19.0.0/24"))
     api_port: int = 6443
     etcd_port: int = 23790
     etcd_peer_port: int = 23800
@@ -32,11 +32,11 @@ class AddressPlan:
 
     def __post_init__(self) -> None:
         if self.pods.overlaps(self.services):
-            raise InvalidInput(f"pods {self.pods} and services {self.services} overlap")
+            raise InvalidInputError(f"pods {self.pods} and services {self.services} overlap")
         if self.pods.num_addresses - FIRST_POD_OFFSET - 1 < MAX_PODS:
-            raise InvalidInput(f"{self.pods} has no room for {MAX_PODS} pods")
+            raise InvalidInputError(f"{self.pods} has no room for {MAX_PODS} pods")
         if self.services.num_addresses <= DNS_OFFSET:
-            raise InvalidInput(f"{self.services} has no room for the DNS service")
+            raise InvalidInputError(f"{self.services} has no room for the DNS service")
 
     @property
     def gateway(self) -> IPv4Address:

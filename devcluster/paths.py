@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from devcluster.errors import InvalidInput
+from devcluster.errors import InvalidInputError
 
 SOURCE = Path(__file__).resolve().parent
 GO_SOURCE = SOURCE / "go"
@@ -66,7 +66,13 @@ class Paths:
 
     @property
     def lock(self) -> Path:
+        """Held while the cluster is being changed."""
         return self.home / "lock"
+
+    @property
+    def build_lock(self) -> Path:
+        """Held while something is being built: a long build must not keep `down` waiting."""
+        return self.cache / "lock"
 
     @property
     def images(self) -> Path:
@@ -78,7 +84,7 @@ class Paths:
         return self.cache / "buildah"
 
 
-def from_environment(environment: Mapping[str, str] = os.environ) -> Paths:
+def from_environment(environment: Mapping[str, str]) -> Paths:
     """DEVCLUSTER_HOME and DEVCLUSTER_CACHE, or the XDG folders."""
     user = Path(environment.get("HOME") or "/root")
     state = Path(environment.get("XDG_STATE_HOME") or user / ".local" / "state")
@@ -89,9 +95,11 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Paths:
     )
     for folder in (paths.home, paths.cache):
         if not folder.is_absolute():
-            raise InvalidInput(f"not an absolute path: {folder}", "Set DEVCLUSTER_HOME and DEVCLUSTER_CACHE in full.")
+            raise InvalidInputError(
+                f"not an absolute path: {folder}", "Set DEVCLUSTER_HOME and DEVCLUSTER_CACHE in full."
+            )
     if len(os.fsencode(paths.home)) > LONGEST_HOME:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"too long for the sockets in it (over {LONGEST_HOME} bytes): {paths.home}",
             "Set DEVCLUSTER_HOME to a shorter path.",
         )

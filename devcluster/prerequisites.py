@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster.configs import CNI_PLUGINS
-from devcluster.errors import MissingPrerequisite
+from devcluster.errors import MissingPrerequisiteError
 from devcluster.shell import run, step
 
 # A program or file, and the Debian package that brings it.
@@ -44,8 +44,8 @@ def debian_suite() -> str:
     """The codename of this machine's Debian."""
     release = os_release(Path("/etc/os-release").read_text())
     if release.get("ID") != "debian" or not release.get("VERSION_CODENAME"):
-        raise MissingPrerequisite(
-            f"the base image is made from the machine's own Debian, and this is {release.get('PRETTY_NAME', 'unknown')}",
+        raise MissingPrerequisiteError(
+            f"the base image is made of the machine's own Debian; this is {release.get('PRETTY_NAME', 'unknown')}",
             "Run devcluster on Debian 12 or newer.",
         )
     return release["VERSION_CODENAME"]
@@ -54,9 +54,11 @@ def debian_suite() -> str:
 def check_machine() -> None:
     """Root on Linux: namespaces, mounts and network interfaces need both."""
     if platform.system() != "Linux":
-        raise MissingPrerequisite(f"devcluster runs on Linux, not on {platform.system()}")
+        raise MissingPrerequisiteError(f"devcluster runs on Linux, not on {platform.system()}")
     if os.geteuid() != 0:
-        raise MissingPrerequisite("devcluster must run as root", "Run it with sudo, or in a virtual machine as root.")
+        raise MissingPrerequisiteError(
+            "devcluster must run as root", "Run it with sudo, or in a virtual machine as root."
+        )
 
 
 def ensure(needed: Mapping[str, str]) -> None:
@@ -66,7 +68,7 @@ def ensure(needed: Mapping[str, str]) -> None:
         return
     install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *packages]
     if not shutil.which("apt-get"):
-        raise MissingPrerequisite(
+        raise MissingPrerequisiteError(
             f"not installed: {', '.join(packages)}", f"On Debian: apt-get install {' '.join(packages)}"
         )
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -75,4 +77,4 @@ def ensure(needed: Mapping[str, str]) -> None:
         run(install, timeout_s=APT_TIMEOUT_S, env=environment)
     still = missing_packages(needed)
     if still:
-        raise MissingPrerequisite(f"still missing after the installation: {', '.join(still)}")
+        raise MissingPrerequisiteError(f"still missing after the installation: {', '.join(still)}")

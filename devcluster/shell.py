@@ -8,33 +8,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from devcluster.errors import CommandFailed, NotReady
+from devcluster.errors import CommandFailedError, NotReadyError
 
 TAIL_LINES = 25
 POLL_S = 0.1
 
 
 def run(
-    argv: Sequence[str | Path],
+    argv: Sequence[object],
     *,
     timeout_s: float,
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> str:
-    """Run a program to its end and return what it printed; its own words are in the error if it fails."""
+    """Run a program (words are str or Path) to its end and return what it printed; its own words are in the error."""
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
             words, input=stdin, env=env, cwd=cwd, timeout=timeout_s, capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        raise CommandFailed(f"cannot run {words[0]}: {error.strerror}") from error
+        raise CommandFailedError(f"cannot run {words[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(f"no end after {timeout_s:.0f} s: {shlex.join(words)}") from error
+        raise CommandFailedError(f"no end after {timeout_s:.0f} s: {shlex.join(words)}") from error
     if done.returncode != 0:
         said = tail((done.stderr + done.stdout).strip())
-        raise CommandFailed(f"exit {done.returncode} from {shlex.join(words)}\n{said}")
+        raise CommandFailedError(f"exit {done.returncode} from {shlex.join(words)}\n{said}")
     return done.stdout
 
 
@@ -71,5 +71,5 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float, expla
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            raise NotReady(f"not after {timeout_s:.0f} s: {what}", explain())
+            raise NotReadyError(f"not after {timeout_s:.0f} s: {what}", explain())
         time.sleep(POLL_S)

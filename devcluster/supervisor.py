@@ -12,12 +12,13 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
 from devcluster.components import Component
+from devcluster.network import CLUSTER_DOMAIN
 from devcluster.paths import Paths
 
 PROBE_TIMEOUT_S = 1.0
@@ -26,6 +27,8 @@ STEADY_POLL_S = 0.5
 RESTART_DELAY_S = 0.5
 LOG_LIMIT_BYTES = 20 * 1024 * 1024
 KEPT_EXITS = 5
+
+CLUSTER_NO_PROXY = f"localhost,127.0.0.1,198.18.0.0/15,.svc,.{CLUSTER_DOMAIN}"
 
 MARK = "ROLLFLEET_DEVCLUSTER_OF"  # in the environment of every process of a cluster: `down` finds them by it
 
@@ -74,13 +77,25 @@ def probe(ready: str, trust: ssl.SSLContext | None) -> bool:
         return False
 
 
+def no_proxy(environment: Mapping[str, str]) -> str:
+    """The user's exceptions from a proxy, and the cluster's own addresses."""
+    given = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+    return ",".join([*([given] if given else []), CLUSTER_NO_PROXY])
+
+
+def child_environment(own: Mapping[str, str], paths: Paths) -> dict[str, str]:
+    """The user's environment (containerd may need its proxy), but the cluster's own traffic never leaves by a proxy."""
+    kept = {name: value for name, value in own.items() if name not in {"PYTHONPATH", "no_proxy"}}
+    return kept | {"NO_PROXY": no_proxy(own), MARK: str(paths.home)}
+
+
 class Supervisor:
     """One loop over all children; no threads, so that a fork is always safe."""
 
     def __init__(self, paths: Paths, components: Sequence[Component]) -> None:
         self._paths = paths
         self._children = {c.name: Child(c, Seen(c.name)) for c in components}
-        self._environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {MARK: str(paths.home)}
+        self._environment = child_environment(os.environ, paths)
         self._stopping = False
         self._written = ""
         self._logs_due = 0.0

@@ -1,10 +1,10 @@
-"""Kernel settings that the cluster changes, by itself or through kubelet and kube-proxy: noted before, put back after."""
+"""Kernel settings that the cluster changes, kubelet and kube-proxy included: noted before, put back after."""
 
 import json
 import shutil
 from pathlib import Path
 
-from devcluster.errors import MissingPrerequisite
+from devcluster.errors import MissingPrerequisiteError
 from devcluster.shell import run
 
 # What must hold. bridge-nf-call: an answer from pod to pod over the bridge must pass the Service's address translation.
@@ -38,7 +38,9 @@ def apply(record: Path) -> None:
         record.write_text(json.dumps(read_all(), indent=1))
     for name, value in WANTED.items():
         if not (PROC / name).exists():
-            raise MissingPrerequisite(f"the kernel has no {name}", "Load the module br_netfilter (modprobe br_netfilter).")
+            raise MissingPrerequisiteError(
+                f"the kernel has no {name}", "Load the module br_netfilter (modprobe br_netfilter)."
+            )
         (PROC / name).write_text(value)
 
 

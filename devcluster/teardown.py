@@ -1,14 +1,12 @@
 """Putting the machine back. One way for a cluster that is well, half up, or killed: look, kill, remove, look again."""
 
 import shutil
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from devcluster import machine, sysctls
 from devcluster.components import DEVICE_PLUGIN_FOLDER
-from devcluster.errors import LeftBehind
-from devcluster.network import CNI_NETWORK
+from devcluster.errors import LeftBehindError
 from devcluster.paths import Paths
 
 CNI_RESULTS = Path("/var/lib/cni/results")  # libcni's cache; its place is not configurable through containerd
@@ -19,7 +17,7 @@ DEVICE_PLUGIN_FILES = ("kubelet.sock", "kubelet_internal_checkpoint", "huawei.co
 
 
 def tear_down(paths: Paths) -> None:
-    """Remove everything; raises LeftBehind if something remains."""
+    """Remove everything; raises LeftBehindError if something remains."""
     sockets = _shim_sockets(paths)
     machine.kill_all(lambda: machine.marked_pids(paths.home), "processes of the cluster")
     machine.kill_all(machine.cgroup_pids, "processes of pods")
@@ -30,12 +28,13 @@ def tear_down(paths: Paths) -> None:
     sysctls.restore(paths.host_before)
     for file in [*sockets, *_stray_files(paths)]:
         file.unlink(missing_ok=True)
-    for folder in (DEVICE_PLUGIN_FOLDER, DEVICE_PLUGIN_FOLDER.parent, CNI_RESULTS, CNI_RESULTS.parent, SHIM_SOCKETS):
+    for folder in (DEVICE_PLUGIN_FOLDER, CNI_RESULTS, SHIM_SOCKETS, CONTAINER_LOG_LINKS):
         _remove_if_empty(folder)
+        _remove_if_empty(folder.parent)
     _clear_home(paths)
     left = leftovers(paths)
     if any(left.values()):
-        raise LeftBehind(f"left on the machine: {left}", "Remove it by hand and run `down` again.")
+        raise LeftBehindError(f"left on the machine: {left}", "Remove it by hand and run `down` again.")
 
 
 def leftovers(paths: Paths) -> Mapping[str, list[str]]:
@@ -58,24 +57,16 @@ def _shim_sockets(paths: Paths) -> list[Path]:
     return [Path(address.removeprefix("unix://")) for address in addresses]
 
 
-def foreign_kubelet() -> bool:
-    """Whether a kubelet answers that is not ours; asked when all of ours are dead."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(1.0)
-        try:
-            connection.connect(str(DEVICE_PLUGIN_FOLDER / "kubelet.sock"))
-        except OSError:
-            return False
-        return True
-
-
 def _stray_files(paths: Paths) -> list[Path]:
     """Files outside our folders, at places that the components do not let us choose."""
     logs = f"{paths.logs}/"
-    links = [link for link in _entries(CONTAINER_LOG_LINKS) if link.is_symlink() and str(link.readlink()).startswith(logs)]
-    results = [file for file in _entries(CNI_RESULTS) if file.name.startswith(f"{CNI_NETWORK}-")]
-    plugin = [file for name in DEVICE_PLUGIN_FILES if (file := DEVICE_PLUGIN_FOLDER / name).exists()]
-    return [*links, *results, *plugin]
+    links = [
+        link for link in _entries(CONTAINER_LOG_LINKS) if link.is_symlink() and str(link.readlink()).startswith(logs)
+    ]
+    namespaces = f"{paths.containerd_state}/"  # a result names the network namespace that it was for
+    results = [file for file in _entries(CNI_RESULTS) if namespaces in file.read_text()]
+    plugin = [] if machine.foreign_kubelet() else [DEVICE_PLUGIN_FOLDER / name for name in DEVICE_PLUGIN_FILES]
+    return [*links, *results, *(file for file in plugin if file.exists())]
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -88,7 +79,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _clear_home(paths: Paths) -> None:
-    """Nothing is mounted below any more, so that removing cannot reach another file system. Logs stay, for the curious."""
+    """Nothing is mounted below any more: removing cannot reach another file system. Logs stay, for the curious."""
     for entry in _entries(paths.home):
         if entry.name in KEPT_IN_HOME:
             continue

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from devcluster.errors import CommandFailed, MissingPrerequisite
+from devcluster.errors import CommandFailedError, MissingPrerequisiteError
 from devcluster.paths import Paths
 from devcluster.shell import run, step
 
@@ -77,7 +77,9 @@ def module_hash(archive: zipfile.ZipFile) -> str:
 def _install(paths: Paths) -> None:
     architecture = MACHINES.get(platform.machine(), "")
     if architecture not in CHECKSUMS:
-        raise MissingPrerequisite(f"no Go {PINNED} is pinned for {platform.machine()}", f"Install Go {PINNED} by hand.")
+        raise MissingPrerequisiteError(
+            f"no Go {PINNED} is pinned for {platform.machine()}", f"Install Go {PINNED} by hand."
+        )
     version = f"v0.0.1-go{PINNED}.linux-{architecture}"
     paths.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=paths.cache) as scratch:
@@ -85,7 +87,7 @@ def _install(paths: Paths) -> None:
         _download(f"golang.org/toolchain/@v/{version}.zip", file)
         with zipfile.ZipFile(file) as archive:
             if module_hash(archive) != CHECKSUMS[architecture]:
-                raise CommandFailed(f"the Go {PINNED} that was fetched is not the pinned one", "Check GOPROXY.")
+                raise CommandFailedError(f"the Go {PINNED} that was fetched is not the pinned one", "Check GOPROXY.")
             archive.extractall(scratch)
         unpacked = Path(scratch) / f"golang.org/toolchain@{version}"
         for folder in (unpacked / "bin", unpacked / "pkg" / "tool"):
@@ -98,12 +100,15 @@ def _download(name: str, target: Path) -> None:
     failures = []
     for proxy in proxies(os.environ):
         try:
-            with urllib.request.urlopen(f"{proxy}/{name}", timeout=DOWNLOAD_TIMEOUT_S) as answer, target.open("wb") as out:
+            with (
+                urllib.request.urlopen(f"{proxy}/{name}", timeout=DOWNLOAD_TIMEOUT_S) as answer,  # noqa: S310 - proxies() are http(s)
+                target.open("wb") as out,
+            ):
                 shutil.copyfileobj(answer, out)
                 return
         except (OSError, urllib.error.URLError) as error:
             failures.append(f"{proxy}: {error}")
-    raise MissingPrerequisite(
+    raise MissingPrerequisiteError(
         f"Go {PINNED} could not be fetched: {'; '.join(failures) or 'GOPROXY names no proxy'}",
         f"Install Go {'.'.join(map(str, LEAST))} or newer and put it on PATH, or set GOPROXY.",
     )
