@@ -1,0 +1,147 @@
+"""Errors of the outside world, named by what a caller can do about them. This is the one place that maps.
+
+RollfleetError
+├── Retryable (after)       try again later, nothing was decided
+│   ├── Unreachable         no answer: connection, TLS, deadline, 5xx
+│   ├── Busy                the other side asks to wait: 429, 503
+│   └── Conflict            somebody else wrote first: look again at once, no event
+├── Rejected                the same request will never be taken
+│   ├── InvalidSpec         the content is wrong: 400, 413, 422
+│   ├── Unsupported         the other side does not know this: 405, 406, 415, an answer that is not of the protocol
+│   ├── Denied              identity or permission: 401, 403
+│   └── Refused             a guard's own refusal, with its reason
+├── NotFound                404
+├── AlreadyExists           409 on create
+└── StaleAttempt            a guard has seen a newer epoch or is a newer incarnation
+"""
+
+import json
+import ssl
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from rollfleet_protocol.refusals import Refusal, RefusalReason
+
+MAX_TEXT = 1024  # characters kept of the other side's words
+
+
+class RollfleetError(Exception):
+    """Anything that the outside world did to us."""
+
+
+class Retryable(RollfleetError):  # noqa: N818 - named by cause
+    """Nothing was decided; `after` is the wait in seconds that the other side asked for."""
+
+    def __init__(self, message: str, after: float | None = None) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class Unreachable(Retryable):
+    """No answer."""
+
+
+class Busy(Retryable):
+    """Asked to wait."""
+
+
+class Conflict(Retryable):
+    """Somebody else wrote first."""
+
+
+class Rejected(RollfleetError):  # noqa: N818 - named by cause
+    """The same request will never be taken."""
+
+
+class InvalidSpec(Rejected):
+    """The content is wrong."""
+
+
+class Unsupported(Rejected):
+    """The other side does not know this."""
+
+
+class Denied(Rejected):
+    """Identity or permission."""
+
+
+class Refused(Rejected):
+    """A guard refused; its words are the message."""
+
+    def __init__(self, message: str, reason: RefusalReason) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NotFound(RollfleetError):  # noqa: N818 - named by cause
+    """No such object."""
+
+
+class AlreadyExists(RollfleetError):  # noqa: N818 - named by cause
+    """An object of that name exists."""
+
+
+class StaleAttempt(RollfleetError):  # noqa: N818 - named by cause
+    """A guard has seen a newer epoch or was restarted since."""
+
+
+def from_transport(error: Exception, what: str) -> RollfleetError:
+    """A failure below HTTP: connection, TLS, deadline."""
+    if isinstance(error, TimeoutError):
+        return Unreachable(f"{what}: no answer within the deadline")
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
+        return Unreachable(f"{what}: the certificate was not accepted: {clipped(str(error))}")
+    return Unreachable(f"{what}: {clipped(str(error) or type(error).__name__)}")
+
+
+def from_api_server(status: int, body: bytes, what: str, retry_after: str | None = None) -> RollfleetError:
+    """An answer of the API server that is not 2xx; the body is a metav1.Status."""
+    words = _status_object(body)
+    text = f"{what}: {clipped(str(words.get('message') or body[:MAX_TEXT].decode(errors='replace')))} (HTTP {status})"
+    if status == 409:
+        return AlreadyExists(text) if words.get("reason") == "AlreadyExists" else Conflict(text)
+    if status == 404:
+        return NotFound(text)
+    if status in (401, 403):
+        return Denied(text)
+    if status in (429, 503):
+        return Busy(text, _seconds(retry_after))
+    if status >= 500:
+        return Unreachable(text)
+    return Unsupported(text) if status in (405, 406, 415) else InvalidSpec(text)
+
+
+def from_guard(status: int, body: bytes, what: str) -> RollfleetError:
+    """An answer of a guard that is not 2xx."""
+    try:
+        detail = Refusal.model_validate_json(body).error
+    except ValidationError:
+        text = f"{what}: HTTP {status}, not a guard's words: {clipped(body[:MAX_TEXT].decode(errors='replace'))}"
+        return Unreachable(text) if status >= 500 else Unsupported(text)
+    if detail.reason in (RefusalReason.STALE_EPOCH, RefusalReason.WRONG_INCARNATION):
+        return StaleAttempt(clipped(detail.message))
+    if detail.reason in (RefusalReason.UNAUTHENTICATED, RefusalReason.FORBIDDEN):
+        return Denied(clipped(detail.message))
+    return Refused(clipped(detail.message), detail.reason)
+
+
+def clipped(text: str) -> str:
+    """Another side's words, bounded."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _status_object(body: bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    try:
+        return float(retry_after) if retry_after else None
+    except ValueError:  # an HTTP date: the usual back-off will do
+        return None

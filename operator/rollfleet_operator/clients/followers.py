@@ -1,0 +1,270 @@
+"""One follower per engine: a long poll that keeps what is known of its guard, and the way of commands to it."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Protocol
+
+from rollfleet_operator.clients.errors import Refused, RollfleetError, StaleAttempt, clipped
+from rollfleet_operator.clients.guards import Endpoint, command_name
+from rollfleet_operator.core.observed import GuardView, PodView
+from rollfleet_protocol.commands import Command
+from rollfleet_protocol.engine_config import FleetIdentity
+from rollfleet_protocol.state import EngineState, OperationStatus
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_MIN_S = 0.2
+BACKOFF_MAX_S = 5.0
+MAX_REFUSALS = 8
+MAX_RETIRED = 64  # incarnations of one pod that are remembered
+UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
+
+
+class Guards(Protocol):
+    """What followers need of the transport."""
+
+    async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
+        """Long poll."""
+        ...
+
+    async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
+        """Give a command."""
+        ...
+
+
+class Follower:
+    """What is known of one guard. `on_change` is called in the very turn of the loop that brought news."""
+
+    def __init__(
+        self, endpoint: Endpoint, guards: Guards, on_change: Callable[[], None], clock: Callable[[], datetime]
+    ) -> None:
+        self.endpoint = endpoint
+        self.view = UNKNOWN
+        self._guards = guards
+        self._on_change = on_change
+        self._clock = clock
+        self._retired: dict[str, None] = {}  # incarnations that are over, oldest first
+        self._commanded_epoch = 0
+        self._hurry = asyncio.Event()
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        after: int | None = None
+        while True:
+            asked = time.monotonic()
+            try:
+                state = await self._poll(after)
+            except RollfleetError as error:
+                after = None  # the process behind the address may be another one now
+                self.failed(str(error))
+                await self._back_off()
+                continue
+            self._failures = 0
+            if state is not None and state.sequence == after and time.monotonic() - asked < BACKOFF_MIN_S:
+                await self._back_off()  # a guard that does not wait must not be asked in a tight loop
+            after = state.sequence if state else None
+
+    def hurry(self) -> None:
+        """Ask again now: the pod changed, or a command found the guard away."""
+        self._failures = 0
+        self._hurry.set()
+
+    def told(self, state: EngineState) -> None:
+        """Take a state from a poll or from a command's answer, unless a newer one is known."""
+        known = self.view.state
+        if state.incarnation in self._retired:
+            return
+        restarted = known is not None and known.incarnation != state.incarnation
+        if known is not None and not restarted and state.sequence < known.sequence:
+            return
+        if known is not None and restarted:
+            self._retire(known.incarnation)
+        new_epoch = known is not None and state.epoch > known.epoch
+        refusals = () if restarted or new_epoch else self.view.refusals
+        known_view = GuardView(state=None, reachable=False, last_contact=None) if restarted or new_epoch else self.view
+        setbacks, last_setback = known_view.setbacks, known_view.last_setback
+        if _failed_anew(known, state):
+            setbacks, last_setback = setbacks + 1, self._clock()
+        is_news = known is None or restarted or state.sequence != known.sequence or not self.view.reachable
+        self.view = GuardView(
+            state=state,
+            reachable=True,
+            last_contact=self._clock(),
+            refusals=refusals,
+            setbacks=setbacks,
+            last_setback=last_setback,
+        )
+        if is_news:
+            self._on_change()
+
+    def failed(self, text: str) -> None:
+        """The guard could not be reached, or answered what no guard answers."""
+        is_news = self.view.reachable or self.view.error != text
+        self.view = replace(self.view, reachable=False, error=text)
+        if is_news:
+            self._on_change()
+
+    async def give(self, command: Command) -> str:
+        """Send a command and take in what comes of it; the outcome in one word."""
+        if command.epoch > self._commanded_epoch:
+            self._commanded_epoch = command.epoch
+            self.view = replace(self.view, refusals=(), setbacks=0, last_setback=None)
+        try:
+            self.told(await self._guards.command(self.endpoint, command))
+        except StaleAttempt as error:
+            self.hurry()
+            return f"stale: {error}"
+        except Refused as error:
+            self._refused(command, str(error))
+            return f"refused: {error}"
+        except RollfleetError as error:
+            self.failed(str(error))
+            self.hurry()
+            return f"failed: {error}"
+        return "ok"
+
+    def _refused(self, command: Command, text: str) -> None:
+        known = self.view.state
+        if known is None or known.incarnation != command.incarnation or command.epoch < self._commanded_epoch:
+            return
+        entry = (type(command).__name__, clipped(text))
+        is_news = entry not in self.view.refusals
+        others = tuple(other for other in self.view.refusals if other != entry)
+        self.view = replace(
+            self.view,
+            refusals=(*others, entry)[-MAX_REFUSALS:],
+            setbacks=self.view.setbacks + 1,
+            last_setback=self._clock(),
+        )
+        if is_news:
+            self._on_change()
+
+    async def _poll(self, after: int | None) -> EngineState | None:
+        """One long poll; None where somebody was in a hurry."""
+        self._hurry.clear()
+        poll = asyncio.ensure_future(self._guards.state(self.endpoint, after))
+        hurried = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait((poll, hurried), return_when=asyncio.FIRST_COMPLETED)
+            if not poll.done():
+                return None
+            state = await poll
+            self.told(state)
+            return state
+        finally:
+            for task in (poll, hurried):
+                task.cancel()
+            await asyncio.gather(poll, hurried, return_exceptions=True)
+
+    async def _back_off(self) -> None:
+        self._failures += 1
+        ceiling = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures - 1, 10))
+        try:
+            async with asyncio.timeout(ceiling * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
+                await self._hurry.wait()
+        except TimeoutError:
+            return
+
+    def _retire(self, incarnation: str) -> None:
+        self._retired[incarnation] = None
+        if len(self._retired) > MAX_RETIRED:
+            del self._retired[next(iter(self._retired))]
+
+
+def _failed_anew(known: EngineState | None, state: EngineState) -> bool:
+    """Whether an operation was seen to fail that was not known as failed before."""
+    operation = state.operation
+    if operation is None or operation.status is not OperationStatus.FAILED:
+        return False
+    before = None if known is None or known.incarnation != state.incarnation else known.operation
+    return before != operation  # durations tell one failure from the next
+
+
+class Followers:
+    """The followers of all fleets. A key is "namespace/fleet"."""
+
+    def __init__(self, guards: Guards, on_change: Callable[[str], None], clock: Callable[[], datetime]) -> None:
+        self._guards = guards
+        self._on_change = on_change
+        self._clock = clock
+        self._followers: dict[str, dict[str, tuple[Follower, asyncio.Task[None]]]] = {}  # key -> pod uid
+        self._giving: dict[tuple[str, Command], asyncio.Task[str]] = {}
+
+    def ensure(self, key: str, fleet: FleetIdentity, pods: Iterable[PodView]) -> None:
+        """Follow exactly these pods: those with an address. A pod whose address changed is followed anew."""
+        wanted = {pod.uid: Endpoint(fleet, pod.name, pod.uid, pod.ip) for pod in pods if pod.ip}
+        running = self._followers.setdefault(key, {})
+        for uid in [uid for uid, (follower, _) in running.items() if wanted.get(uid) != follower.endpoint]:
+            self._stop(key, uid)
+        for uid, endpoint in wanted.items():
+            if uid not in running or running[uid][1].done():
+                self._start(key, uid, endpoint)
+        if not running:
+            del self._followers[key]
+
+    def views(self, key: str) -> dict[str, GuardView]:
+        """What is known, by pod uid."""
+        return {uid: follower.view for uid, (follower, _) in self._followers.get(key, {}).items()}
+
+    def hurry(self, key: str, pod_uid: str) -> None:
+        """Ask this guard now: its pod changed."""
+        followed = self._followers.get(key, {}).get(pod_uid)
+        if followed is not None and not followed[0].view.reachable:
+            followed[0].hurry()
+
+    def give(self, key: str, pod_uid: str, command: Command) -> "asyncio.Task[str] | None":
+        """Send a command, unless the same one is still on its way. None where nobody follows the pod."""
+        followed = self._followers.get(key, {}).get(pod_uid)
+        if followed is None:
+            return None
+        way = (pod_uid, command)
+        task = self._giving.get(way)
+        if task is None:
+            task = asyncio.create_task(
+                followed[0].give(command), name=f"{command_name(command)} to {followed[0].endpoint.pod}"
+            )
+            self._giving[way] = task
+            task.add_done_callback(lambda _: self._giving.pop(way, None))
+        return task
+
+    def forget(self, key: str) -> None:
+        """The fleet is gone."""
+        for uid in list(self._followers.get(key, {})):
+            self._stop(key, uid)
+        self._followers.pop(key, None)
+
+    def count(self) -> int:
+        """Guards that are followed."""
+        return sum(len(followers) for followers in self._followers.values())
+
+    async def close(self) -> None:
+        """Stop all, and wait for them."""
+        tasks: list[asyncio.Task[None] | asyncio.Task[str]] = [*self._giving.values()]
+        tasks += [task for followers in self._followers.values() for _, task in followers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._followers.clear()
+
+    def _start(self, key: str, uid: str, endpoint: Endpoint) -> None:
+        follower = Follower(endpoint, self._guards, lambda: self._on_change(key), self._clock)
+        task = asyncio.create_task(follower.run(), name=f"follower of {endpoint.pod}")
+        task.add_done_callback(lambda done: self._ended(key, endpoint, done))
+        self._followers[key][uid] = (follower, task)
+
+    def _stop(self, key: str, uid: str) -> None:
+        _, task = self._followers[key].pop(uid)
+        task.cancel()
+
+    def _ended(self, key: str, endpoint: Endpoint, task: "asyncio.Task[None]") -> None:
+        """A follower ends by cancellation only; anything else is a bug, told and cured by the next pass."""
+        if task.cancelled():
+            return
+        logger.error("the follower of %s died", endpoint.pod, exc_info=task.exception())
+        asyncio.get_running_loop().call_later(BACKOFF_MAX_S, self._on_change, key)

@@ -1,0 +1,143 @@
+"""The control port of engines: TLS by our CA, the fleet's server name, a Bearer token of the fleet's audience."""
+
+import ssl
+import time
+from dataclasses import dataclass
+
+import aiohttp
+from pydantic import ValidationError
+
+from rollfleet_operator.clients.errors import (
+    Denied,
+    RollfleetError,
+    Unreachable,
+    Unsupported,
+    from_guard,
+    from_transport,
+)
+from rollfleet_operator.clients.tokens import Tokens
+from rollfleet_operator.ports import Meter
+from rollfleet_protocol.commands import PREFIX, STATE_PATH, Command
+from rollfleet_protocol.engine_config import FleetIdentity
+from rollfleet_protocol.state import EngineState
+
+CONTROL_PORT = 8001
+MAX_CONNECTIONS = 8192  # a long poll and a command for each of some thousand engines
+MAX_CONNECTIONS_PER_ENGINE = 4
+MAX_BODY = 1 << 20  # bytes of an answer
+KEEP_ALIVE_S = 60.0
+CONNECT_S = 3.0  # within a cluster; a pod that is gone answers nothing
+COMMAND_S = 10.0  # guards answer at once and go on in the background; Open and Cancel resume the scheduler first
+POLL_S = 10  # of a long poll; well below the silence after which guards reopen by themselves
+POLL_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A guard, and whose it is."""
+
+    fleet: FleetIdentity
+    pod: str
+    pod_uid: str
+    ip: str
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"https://{host}:{CONTROL_PORT}"
+
+
+class GuardClient:
+    """Calls to guards. One session for all fleets; their certificates come from one CA."""
+
+    def __init__(self, ca_pem: str, tokens: Tokens, meter: Meter) -> None:
+        self._tls = ssl.create_default_context(cadata=ca_pem)
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._tokens = tokens
+        self._meter = meter
+        connector = aiohttp.TCPConnector(
+            limit=MAX_CONNECTIONS, limit_per_host=MAX_CONNECTIONS_PER_ENGINE, keepalive_timeout=KEEP_ALIVE_S
+        )
+        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
+        """The guard's state: at once without `after`, else at the next change or after POLL_S."""
+        query = "" if after is None else f"?after={after}&waitSeconds={POLL_S}"
+        deadline_s = COMMAND_S if after is None else POLL_S + POLL_GRACE_S
+        return await self._call(endpoint, "GET", STATE_PATH + query, None, deadline_s)
+
+    async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
+        """Give a command. All may be repeated, so a connection that the guard closed meanwhile is no failure."""
+        name = command_name(command)
+        body = command.model_dump_json(by_alias=True, exclude_none=True).encode()
+        started, outcome = time.monotonic(), "ok"
+        try:
+            try:
+                return await self._call(endpoint, "POST", f"{PREFIX}/{name}", body, COMMAND_S)
+            except Unreachable as error:
+                if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+                    raise
+            return await self._call(endpoint, "POST", f"{PREFIX}/{name}", body, COMMAND_S)
+        except RollfleetError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._meter.guard_call(name, outcome, time.monotonic() - started)
+
+    async def _call(
+        self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float
+    ) -> EngineState:
+        token = await self._tokens.bearer(endpoint.fleet.audience)
+        try:
+            return await self._request(endpoint, method, path, body, deadline_s, token)
+        except Denied:
+            self._tokens.discard(endpoint.fleet.audience, token)  # the API server's keys may have been rotated
+            raise
+
+    async def _request(
+        self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float, token: str
+    ) -> EngineState:
+        what = f"guard of {endpoint.pod} ({endpoint.ip}:{CONTROL_PORT})"
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        try:
+            async with self._session.request(
+                method,
+                endpoint.origin + path,
+                data=body,
+                headers=headers,
+                ssl=self._tls,
+                server_hostname=endpoint.fleet.control_server_name,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_S),
+            ) as answer:
+                content = await _bounded(answer, what)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise from_transport(error, what) from error
+        if not 200 <= answer.status < 300:
+            raise from_guard(answer.status, content, what)
+        try:
+            return EngineState.model_validate_json(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise Unsupported(f"{what}: the answer is not a guard's state: {first['loc']}: {first['msg']}") from error
+
+
+async def _bounded(answer: aiohttp.ClientResponse, what: str) -> bytes:
+    content = bytearray()
+    async for chunk in answer.content.iter_chunked(1 << 16):
+        content += chunk
+        if len(content) > MAX_BODY:
+            raise Unsupported(f"{what}: the answer is longer than {MAX_BODY} bytes")
+    return bytes(content)
+
+
+def command_name(command: Command) -> str:
+    """The command's word on the wire."""
+    return type(command).__name__.lower()

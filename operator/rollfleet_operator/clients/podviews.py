@@ -1,0 +1,82 @@
+"""From a pod's JSON to the PodView that decisions look at."""
+
+from datetime import datetime
+from typing import Any
+
+from rollfleet_operator.api.meta import ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL_SERVING
+from rollfleet_operator.clients.errors import clipped
+from rollfleet_operator.core.observed import ContainerState, PodView
+from rollfleet_operator.ports import Manifest
+
+ENGINE_CONTAINER = "engine"
+NO_ORDINAL = -1  # of a pod whose label was tampered with
+
+
+def pod_view(pod: Manifest) -> PodView:
+    """The view of one engine's pod."""
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    container = _engine_status(status)
+    state, message = _container_state(container)
+    scheduled = _condition(status, "PodScheduled")
+    unschedulable = scheduled.get("status") == "False"
+    last = _last_termination(container)
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        ordinal=_ordinal(metadata.get("labels") or {}),
+        created=datetime.fromisoformat(metadata["creationTimestamp"]),
+        template_hash=(metadata.get("annotations") or {}).get(ANNOTATION_TEMPLATE, ""),
+        serving_label=(metadata.get("labels") or {}).get(LABEL_SERVING) == "true",
+        phase=status.get("phase", "Unknown"),
+        ip=status.get("podIP", ""),
+        node=(pod.get("spec") or {}).get("nodeName", ""),
+        deleting="deletionTimestamp" in metadata,
+        ready=_condition(status, "Ready").get("status") == "True",
+        container=state,
+        container_id=container.get("containerID", ""),
+        restarts=container.get("restartCount", 0),
+        exit_code=last.get("exitCode"),
+        message=clipped(_words(scheduled) if unschedulable else message or _words(last) or status.get("message", "")),
+        unschedulable=unschedulable,
+        started=container.get("started", True) is not False,
+    )
+
+
+def _engine_status(status: Manifest) -> Manifest:
+    for container in status.get("containerStatuses") or ():
+        if container.get("name") == ENGINE_CONTAINER:
+            return dict(container)
+    return {}
+
+
+def _container_state(container: Manifest) -> tuple[ContainerState, str]:
+    state: dict[str, Any] = container.get("state") or {}
+    if "running" in state:
+        return ContainerState.RUNNING, ""
+    if "terminated" in state:
+        return ContainerState.TERMINATED, _words(state["terminated"])
+    if "waiting" in state:
+        return ContainerState.WAITING, _words(state["waiting"])
+    return ContainerState.UNKNOWN, ""
+
+
+def _last_termination(container: Manifest) -> Manifest:
+    for name in ("state", "lastState"):
+        terminated = (container.get(name) or {}).get("terminated")
+        if terminated:
+            return dict(terminated)
+    return {}
+
+
+def _words(part: Manifest) -> str:
+    """Reason and message, as far as they are there."""
+    return ": ".join(text for text in (part.get("reason", ""), part.get("message", "")) if text)
+
+
+def _condition(status: Manifest, kind: str) -> Manifest:
+    return next((dict(entry) for entry in status.get("conditions") or () if entry.get("type") == kind), {})
+
+
+def _ordinal(labels: dict[str, str]) -> int:
+    text = labels.get(LABEL_ENGINE, "")
+    return int(text) if text.isdecimal() else NO_ORDINAL

@@ -1,0 +1,94 @@
+"""Tokens of the operator's own ServiceAccount, one audience per fleet, never older than the guards allow."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from rollfleet_operator.clients.errors import Unsupported
+from rollfleet_operator.ports import SERVICE_ACCOUNTS, Cluster
+
+logger = logging.getLogger(__name__)
+
+LIFE_S = 900  # asked for; guards take no token that is older
+RENEW_AT = 2 / 3  # of a token's life
+MAX_AUDIENCES = 10_000
+
+
+@dataclass(frozen=True)
+class _Token:
+    text: str = field(repr=False)
+    renew: datetime
+    expires: datetime
+
+
+class Tokens:
+    """Bearer tokens by audience: minted on first use, renewed beside the callers at two thirds of their life."""
+
+    def __init__(self, cluster: Cluster, namespace: str, service_account: str, clock: Callable[[], datetime]) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._service_account = service_account
+        self._clock = clock
+        self._held: dict[str, _Token] = {}
+        self._minting: dict[str, asyncio.Task[_Token]] = {}
+
+    async def bearer(self, audience: str) -> str:
+        """A valid token. Waits only where there is none."""
+        held, now = self._held.get(audience), self._clock()
+        if held is not None and now < held.renew:
+            return held.text
+        minting = self._mint_once(audience)
+        if held is not None and now < held.expires:
+            return held.text
+        return (await asyncio.shield(minting)).text
+
+    def discard(self, audience: str, text: str) -> None:
+        """Forget a token that a guard would not take."""
+        held = self._held.get(audience)
+        if held is not None and held.text == text:
+            del self._held[audience]
+
+    async def close(self) -> None:
+        """Stop what is being minted."""
+        for task in self._minting.values():
+            task.cancel()
+        await asyncio.gather(*self._minting.values(), return_exceptions=True)
+
+    def _mint_once(self, audience: str) -> "asyncio.Task[_Token]":
+        task = self._minting.get(audience)
+        if task is None:
+            task = asyncio.create_task(self._mint(audience), name=f"token for {audience}")
+            self._minting[audience] = task
+            task.add_done_callback(lambda done: self._minted(audience, done))
+        return task
+
+    def _minted(self, audience: str, task: "asyncio.Task[_Token]") -> None:
+        del self._minting[audience]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("no new token for %s: %s", audience, error)
+
+    async def _mint(self, audience: str) -> _Token:
+        asked = self._clock()
+        request = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [audience], "expirationSeconds": LIFE_S},
+        }
+        answer = await self._cluster.create(
+            SERVICE_ACCOUNTS, self._namespace, request, subresource=(self._service_account, "token")
+        )
+        try:
+            text, until = answer["status"]["token"], datetime.fromisoformat(answer["status"]["expirationTimestamp"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise Unsupported(
+                f"TokenRequest for {audience}: the answer has no token ({type(error).__name__})"
+            ) from error
+        # An API server may extend the life; guards look at the age, so the shorter of the two counts.
+        expires = min(until, asked + timedelta(seconds=LIFE_S))
+        token = _Token(text, asked + (expires - asked) * RENEW_AT, expires)
+        if len(self._held) >= MAX_AUDIENCES:
+            self._held.pop(next(iter(self._held)))
+        self._held[audience] = token
+        return token

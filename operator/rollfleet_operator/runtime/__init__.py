@@ -1,0 +1,1 @@
+"""The shell: kopf feeds a keyed queue; a pass observes, plans and applies."""

@@ -1,0 +1,115 @@
+"""One look at a fleet: the objects from quorum, the pods from the store, the guards from their followers."""
+
+import asyncio
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.clients.certificates import Certificates
+from rollfleet_operator.clients.errors import InvalidSpec, NotFound
+from rollfleet_operator.core.observed import Observed, Settings
+from rollfleet_operator.ports import ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
+from rollfleet_operator.runtime.records import Records
+from rollfleet_operator.runtime.store import split_key
+from rollfleet_protocol.engine_config import FleetIdentity
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What decisions look at, and the objects as read, which status writes need."""
+
+    observed: Observed
+    fleet: Manifest
+    weight_versions: dict[str, Manifest]
+
+    def uids(self) -> dict[tuple[str, str], str]:
+        """Uids by (kind, name), for Events."""
+        found = {
+            ("WeightVersion", name): manifest["metadata"]["uid"] for name, manifest in self.weight_versions.items()
+        }
+        return found | {("RolloutEngine", self.observed.fleet.metadata.name): self.fleet["metadata"]["uid"]}
+
+
+@dataclass(frozen=True)
+class Read:
+    """The objects of a key as the API server has them. No fleet: it is gone, or never was."""
+
+    fleet: Manifest | None
+    weight_versions: dict[str, Manifest]
+
+
+class Observer:
+    """Two reads of the API server a pass, whatever the size of the fleet."""
+
+    def __init__(self, cluster: Cluster, certificates: Certificates, records: Records, settings: Settings) -> None:
+        self._cluster = cluster
+        self._certificates = certificates
+        self._records = records
+        self._settings = settings
+
+    async def read(self, key: str) -> Read:
+        """The fleet and the WeightVersions that name it."""
+        namespace, name = split_key(key)
+        fleet, listing = await asyncio.gather(
+            self._fleet(namespace, name), self._cluster.list(WEIGHT_VERSIONS, namespace), return_exceptions=False
+        )
+        named = {item["metadata"]["name"]: item for item in listing.items if _names(item, name)}
+        return Read(fleet, named)
+
+    async def observe(self, key: str, fleet: RolloutEngine, read: Read) -> Seen:
+        """All that one pass may know."""
+        if read.fleet is None:
+            raise NotFound(f"RolloutEngine {key}")
+        ca_bundle = await self._certificates.ensure(fleet)
+        pods = self._records.pods.pods(key)
+        self._records.followers.ensure(key, identity_of(fleet), pods)
+        observed = Observed(
+            fleet=fleet,
+            weight_versions=tuple(parse_weight_version(manifest) for manifest in read.weight_versions.values()),
+            pods=pods,
+            guards=self._records.followers.views(key),
+            ca_bundle=ca_bundle,
+            settings=self._settings,
+            children=dict(self._records.children.hashes(key)),
+        )
+        return Seen(observed, read.fleet, read.weight_versions)
+
+    async def _fleet(self, namespace: str, name: str) -> Manifest | None:
+        try:
+            return await self._cluster.get(ROLLOUT_ENGINES, namespace, name)
+        except NotFound:
+            return None
+
+
+def parse_fleet(manifest: Manifest) -> RolloutEngine:
+    """The typed fleet. What the CRD admits and this cannot read was stored under another schema."""
+    try:
+        return RolloutEngine.model_validate(manifest)
+    except ValidationError as error:
+        raise _unreadable(manifest, error) from error
+
+
+def parse_weight_version(manifest: Manifest) -> WeightVersion:
+    """The typed WeightVersion."""
+    try:
+        return WeightVersion.model_validate(manifest)
+    except ValidationError as error:
+        raise _unreadable(manifest, error) from error
+
+
+def identity_of(fleet: RolloutEngine) -> FleetIdentity:
+    """The fleet as guards know it."""
+    return FleetIdentity(namespace=fleet.metadata.namespace, name=fleet.metadata.name, uid=fleet.metadata.uid)
+
+
+def _unreadable(manifest: Manifest, error: ValidationError) -> InvalidSpec:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    metadata = manifest["metadata"]
+    return InvalidSpec(f"{manifest.get('kind')} {metadata['namespace']}/{metadata['name']}: {where}: {first['msg']}")
+
+
+def _names(manifest: Manifest, fleet: str) -> bool:
+    return bool(((manifest.get("spec") or {}).get("engineRef") or {}).get("name") == fleet)

@@ -1,0 +1,74 @@
+"""The command line of the operator's process."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_LISTEN = "0.0.0.0:8080"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator was started with."""
+
+    namespaces: tuple[str, ...]  # empty: all
+    operator_namespace: str
+    service_account: str
+    router_image: str
+    allow_host_path: bool
+    listen_host: str
+    listen_port: int
+    kubeconfig: Path | None
+    log_level: str
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Options from the command line; ends the process with a message where they are wrong."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    host, _, port = given.listen.rpartition(":")
+    if not host or not port.isdecimal():
+        parser.error(f"--listen {given.listen}: expected HOST:PORT")
+    for name in ("operator_namespace", "service_account"):
+        if not getattr(given, name):
+            parser.error(f"--{name.replace('_', '-')} is missing")
+    return Options(
+        namespaces=tuple(dict.fromkeys(given.namespace or ())),
+        operator_namespace=given.operator_namespace,
+        service_account=given.service_account,
+        router_image=given.router_image,
+        allow_host_path=given.allow_host_path,
+        listen_host=host.strip("[]"),
+        listen_port=int(port),
+        kubeconfig=given.kubeconfig,
+        log_level=given.log_level,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="rollfleet-operator", description="Operates fleets of rollout engines.")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--namespace", action="append", metavar="NS", help="serve this namespace; may be repeated")
+    where.add_argument("--all-namespaces", action="store_true", help="serve the whole cluster (needs a ClusterRole)")
+    parser.add_argument(
+        "--operator-namespace", default=os.environ.get("POD_NAMESPACE", ""), metavar="NS",
+        help="where the CA's Secret and our ServiceAccount are (default: $POD_NAMESPACE)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--service-account", default=os.environ.get("SERVICE_ACCOUNT_NAME", ""), metavar="NAME",
+        help="our own ServiceAccount: the identity that guards obey (default: $SERVICE_ACCOUNT_NAME)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--router-image", required=True, metavar="IMAGE", help="image of routers where a fleet names none"
+    )
+    parser.add_argument("--allow-host-path", action="store_true", help="accept fleets whose volumes are hostPath")
+    parser.add_argument(
+        "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="for /healthz, /readyz and /metrics"
+    )
+    parser.add_argument(
+        "--kubeconfig", type=Path, metavar="FILE", help="run outside of the cluster, with these credentials"
+    )
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser

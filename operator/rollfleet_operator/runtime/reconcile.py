@@ -1,0 +1,136 @@
+"""One pass over one fleet: read, observe, plan, apply. The only place where every exception is caught."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.api.weightversion import WeightVersionStatus
+from rollfleet_operator.clients.errors import Conflict, Retryable, RollfleetError
+from rollfleet_operator.core.actions import Decision
+from rollfleet_operator.core.observed import Observed
+from rollfleet_operator.ports import Meter
+from rollfleet_operator.runtime.apply import Applier, summary
+from rollfleet_operator.runtime.observe import Observer, Read, Seen, parse_fleet
+from rollfleet_operator.runtime.records import Records
+
+logger = logging.getLogger(__name__)
+
+PASS_S = 60.0  # of one pass; every call in it has a shorter deadline
+MAX_LOGGED = 50  # actions of one decision
+Plan = Callable[[Observed, datetime], Decision]
+
+
+class Reconciler:
+    """Works on keys."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        applier: Applier,
+        plan: Plan,
+        records: Records,
+        meter: Meter,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._observer = observer
+        self._applier = applier
+        self._plan = plan
+        self._records = records
+        self._meter = meter
+        self._clock = clock
+
+    async def work(self) -> None:
+        """Take keys from the queue until cancelled."""
+        while True:
+            await self.reconcile(await self._records.queue.get())
+
+    async def reconcile(self, key: str) -> None:
+        """One pass, whatever comes of it."""
+        started, queue = time.monotonic(), self._records.queue
+        outcome = "ok"
+        try:
+            async with asyncio.timeout(PASS_S):
+                wake = await self._pass(key)
+            queue.done(key)
+            queue.wake(key, wake)
+        except Conflict as error:
+            outcome = "conflict"
+            logger.info("conflict", extra={"fields": {"key": key, "error": str(error)}})
+            queue.conflicted(key)
+        except (RollfleetError, TimeoutError) as error:
+            outcome = "retry" if isinstance(error, Retryable | TimeoutError) else "rejected"
+            delay = queue.failed(key, getattr(error, "after", None))
+            fields = {"key": key, "error": str(error) or "the pass took too long", "retryInSeconds": round(delay, 1)}
+            logger.warning("pass failed", extra={"fields": fields})
+        except Exception:  # the one top-level place: a bug in one fleet's pass must not stop the others
+            outcome = "crashed"
+            delay = queue.failed(key)
+            logger.exception("pass crashed", extra={"fields": {"key": key, "retryInSeconds": round(delay, 1)}})
+        finally:
+            self._meter.reconcile(outcome, time.monotonic() - started)
+
+    async def _pass(self, key: str) -> float | None:
+        """Seconds until the next look, if the decision names a time."""
+        read = await self._observer.read(key)
+        if read.fleet is None:
+            self._records.forget(key)
+            return None
+        fleet = parse_fleet(read.fleet)
+        self._records.fleets.put(fleet)
+        if fleet.metadata.deletion_timestamp is not None:  # the garbage collector takes the children
+            return None
+        return await self._decide(key, fleet, read)
+
+    async def _decide(self, key: str, fleet: RolloutEngine, read: Read) -> float | None:
+        seen = await self._observer.observe(key, fleet, read)
+        now = self._clock()
+        decision = self._plan(seen.observed, now)
+        _log(key, seen, decision)
+        errors = await self._applier.apply(key, seen, decision)
+        if errors:
+            await self._fail(seen, errors)
+        return (decision.wake_at - self._clock()).total_seconds() if decision.wake_at else None
+
+    async def _fail(self, seen: Seen, errors: list[RollfleetError]) -> None:
+        """The rest was done; the pass counts as failed by the gravest error."""
+        rejected = [error for error in errors if not isinstance(error, Retryable)]
+        await self._applier.report(seen, rejected)
+        gravest = (rejected or [error for error in errors if not isinstance(error, Conflict)] or errors)[0]
+        raise gravest
+
+
+def _log(key: str, seen: Seen, decision: Decision) -> None:
+    """One line per decision that does something."""
+    actions = [summary(action) for action in decision.actions[:MAX_LOGGED]]
+    writes = ["FleetStatus"] if _changes_fleet(seen, decision) else []
+    known = {one.metadata.name: one.status for one in seen.observed.weight_versions}
+    writes += [
+        f"WeightVersionStatus {w.name}" for w in decision.weight_version_statuses if known.get(w.name) != w.status
+    ]
+    fields = {
+        "key": key,
+        "generation": seen.observed.fleet.metadata.generation,
+        "step": _step(decision, known),
+        "actions": actions,
+        "writes": writes,
+        "events": [f"{event.reason}: {event.message}" for event in decision.events],
+        "notes": list(decision.notes),
+    }
+    if len(decision.actions) > MAX_LOGGED:
+        fields["actionsInAll"] = len(decision.actions)
+    level = logging.INFO if actions or writes or decision.events else logging.DEBUG
+    logger.log(level, "decision", extra={"fields": fields})
+
+
+def _changes_fleet(seen: Seen, decision: Decision) -> bool:
+    return decision.fleet_status is not None and decision.fleet_status.status != seen.observed.fleet.status
+
+
+def _step(decision: Decision, known: Mapping[str, WeightVersionStatus]) -> str:
+    """Phase of the update that the decision speaks of."""
+    phases = [write.status.phase.value for write in decision.weight_version_statuses]
+    phases += [status.phase.value for status in known.values()]
+    return phases[0] if phases else ""

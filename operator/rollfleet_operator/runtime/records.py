@@ -1,0 +1,27 @@
+"""What the parts of one operator share."""
+
+from dataclasses import dataclass, field
+
+from rollfleet_operator.clients.followers import Followers
+from rollfleet_operator.runtime.queue import KeyedQueue
+from rollfleet_operator.runtime.store import ChildStore, FleetStore, PodStore
+from rollfleet_operator.runtime.watchdog import WatchLedger
+
+
+@dataclass(frozen=True)
+class Records:
+    """Memory of this process. All of it can be lost: everything is derived again from the API server and the guards."""
+
+    queue: KeyedQueue
+    followers: Followers
+    pods: PodStore = field(default_factory=PodStore)
+    fleets: FleetStore = field(default_factory=FleetStore)
+    children: ChildStore = field(default_factory=ChildStore)
+    ledger: WatchLedger = field(default_factory=WatchLedger)
+
+    def forget(self, key: str) -> None:
+        """The fleet is gone."""
+        self.queue.forget(key)
+        self.followers.forget(key)
+        self.fleets.remove(key)
+        self.children.forget(key)

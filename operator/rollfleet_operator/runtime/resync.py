@@ -1,0 +1,93 @@
+"""Every few minutes: read all by list, repair the store, and look at every fleet once."""
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+
+from rollfleet_operator.api.meta import LABEL_FLEET
+from rollfleet_operator.clients.certificates import Certificates
+from rollfleet_operator.clients.errors import RollfleetError
+from rollfleet_operator.ports import CHILDREN, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
+from rollfleet_operator.runtime.records import Records
+from rollfleet_operator.runtime.store import key_of
+from rollfleet_operator.runtime.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 180.0
+JITTER = 0.2  # of the period, either way
+RETRY_S = 5.0
+
+
+@dataclass(frozen=True)
+class Resync:
+    """Lists of one or all namespaces."""
+
+    cluster: Cluster
+    records: Records
+    certificates: Certificates
+    watchdog: Watchdog
+    namespaces: tuple[str | None, ...]  # (None,) for all
+    period_s: float = PERIOD_S
+
+    async def run(self) -> None:
+        """Until cancelled. The caller has done the first one."""
+        while True:
+            wait = self.period_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - jitter
+            await asyncio.sleep(wait)
+            await self.until_done()
+
+    async def until_done(self) -> None:
+        """One resync, tried until the API server answers; the watchdog bounds how long that may take."""
+        while True:
+            try:
+                await self.once()
+            except RollfleetError as error:
+                logger.warning("resync failed: %s", error)
+                await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            else:
+                self.watchdog.listed()
+                return
+
+    async def once(self) -> None:
+        """Read all, repair, and put every fleet into the queue."""
+        keys: set[str] = set()
+        for namespace in self.namespaces:
+            keys |= await self._pods(namespace)
+            keys |= await self._objects(namespace)
+            await self._children(namespace)
+        gone = self.records.fleets.keys() - keys
+        self.certificates.recheck(self.records.fleets.uids())
+        for key in sorted(keys | gone):
+            self.records.queue.put(key)
+
+    async def _pods(self, namespace: str | None) -> set[str]:
+        before = self.records.pods.snapshot(namespace)
+        listing = await self.cluster.list(PODS, namespace, LABEL_FLEET)
+        changed, untold = self.records.pods.reconcile_list(before, listing.items)
+        self.records.ledger.listed(PODS, namespace, listing.items)
+        if untold and before:
+            logger.info("resync found %d pods that no watch had told of", len(untold))
+        return changed | self.records.pods.keys()
+
+    async def _objects(self, namespace: str | None) -> set[str]:
+        fleets = await self.cluster.list(ROLLOUT_ENGINES, namespace)
+        versions = await self.cluster.list(WEIGHT_VERSIONS, namespace)
+        self.records.ledger.listed(ROLLOUT_ENGINES, namespace, fleets.items)
+        self.records.ledger.listed(WEIGHT_VERSIONS, namespace, versions.items)
+        return {_own_key(item) for item in fleets.items} | {_ref_key(item) for item in versions.items}
+
+    async def _children(self, namespace: str | None) -> None:
+        for resource in CHILDREN:
+            listing = await self.cluster.list(resource, namespace, LABEL_FLEET)
+            for key in sorted(self.records.children.reconcile_list(namespace, resource.kind, listing.items)):
+                logger.info("a %s of %s is gone or differs from what was applied", resource.kind, key)
+
+
+def _own_key(manifest: Manifest) -> str:
+    return key_of(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+
+
+def _ref_key(manifest: Manifest) -> str:
+    return key_of(manifest["metadata"]["namespace"], manifest["spec"]["engineRef"]["name"])
