@@ -1,0 +1,1 @@
+"""Everything that runs inside real vLLM: the transfer back end, the workers' extension and the guard's adapter."""

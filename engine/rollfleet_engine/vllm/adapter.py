@@ -1,0 +1,213 @@
+"""The guard's port over a running AsyncLLM, in the API server's process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as distribution_version
+from typing import Any, TypeVar
+
+import vllm
+from vllm import SamplingParams
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.weights.staging import StagedCheckpoint
+from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointUpdate
+from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.state import Facts, FailureReason, Transferred
+
+T = TypeVar("T")
+CAPABILITIES = ("source/Checkpoint", "pause/abort", "verify/Digest", "verify/Coverage", "verify/Logprobs")
+
+
+class VllmAdapter:
+    """Keeps rollfleet_engine.guard.ports.EngineAdapter with real vLLM 0.27.1.
+
+    vLLM raises plain Exceptions with the core's text for whatever failed there, so each call to it goes through
+    `_calling`, which gives the failure the reason that the call stands for.
+    """
+
+    def __init__(self, engine_client: Any) -> None:
+        self._engine = engine_client
+        self._initialised = False
+        self._probes = itertools.count(1)
+
+    def facts(self) -> Facts:
+        """Version, topology, model; no call to the core."""
+        parallel = self._engine.vllm_config.parallel_config
+        return Facts(
+            guard_version=_own_version(),
+            engine="vllm",
+            engine_version=vllm.__version__,
+            model=self._engine.vllm_config.model_config.model,
+            world_size=self._workers(),
+            data_parallel_size=parallel.data_parallel_size,
+            capabilities=CAPABILITIES,
+        )
+
+    def _workers(self) -> int:
+        parallel = self._engine.vllm_config.parallel_config
+        return int(parallel.world_size * parallel.data_parallel_size)
+
+    def alive(self) -> bool:
+        """Whether the core answers, as far as this process was told."""
+        return not self._engine.errored
+
+    async def pause(self, mode: PauseMode, deadline_s: float) -> None:
+        """Stop scheduling; requests in flight end with what they have, finish_reason "abort"."""
+        async with _calling("pause", FailureReason.PAUSE_FAILED, deadline_s):
+            await self._engine.pause_generation(mode=mode.value, clear_cache=False)
+
+    async def abort_all(self, deadline_s: float) -> None:
+        """Pausing again aborts whatever reached the core since."""
+        await self.pause(PauseMode.ABORT, deadline_s)
+
+    async def resume(self, deadline_s: float) -> None:
+        """Start scheduling again."""
+        async with _calling("resume", FailureReason.PAUSE_FAILED, deadline_s):
+            await self._engine.resume_generation()
+
+    async def is_paused(self, deadline_s: float) -> bool:
+        """What the core's scheduler says."""
+        async with _calling("is_paused", FailureReason.PAUSE_FAILED, deadline_s):
+            return bool(await self._engine.is_paused())
+
+    async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
+        """Init (once), start, update, finish; every worker must report the staged digest and full coverage."""
+        seconds: dict[str, float] = {}
+        update = CheckpointUpdate.of(staged).to_wire()
+        started = time.monotonic()
+        with _touching():
+            async with _calling("weight transfer", FailureReason.TRANSFER_FAILED, deadline_s):
+                with _timed(seconds, "init"):
+                    await self._initialise()
+                with _timed(seconds, "start"):
+                    await self._phase(self._engine.start_weight_update)
+                with _timed(seconds, "update"):
+                    await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
+                with _timed(seconds, "finish"):
+                    reports = await self._phase(lambda: self._engine.finish_weight_update(str(version)))
+                _require_finished(reports, staged)
+        return Transferred(
+            epoch=epoch,
+            version=version,
+            digest=staged.digest,
+            tensors=len(staged.tensors),
+            bytes=staged.nbytes,
+            layers=sum(report["layers"] for report in reports),
+            seconds=time.monotonic() - started,
+            phase_seconds=seconds,
+        )
+
+    async def _initialise(self) -> None:
+        if not self._initialised:
+            await self._engine.init_weight_transfer_engine(WeightTransferInitRequest({"type": SOURCE_TYPE}))
+            self._initialised = True
+
+    async def _phase(self, call: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+        """One of vLLM's phases, and what every worker says of it: our workers record failures instead of raising."""
+        await call()
+        reports: list[dict[str, Any]] = await self._engine.collective_rpc("rollfleet_report")
+        if len(reports) != self._workers():
+            message = f"{len(reports)} of {self._workers()} workers reported; the others cannot be vouched for"
+            raise EngineError(FailureReason.TRANSFER_FAILED, message)
+        for report in reports:
+            if report["failure"] is not None:
+                reason, message = report["failure"]["reason"], report["failure"]["message"]
+                raise EngineError(FailureReason(reason), _of_rank(report, message, len(reports)))
+        return reports
+
+    async def recover(self, deadline_s: float) -> None:
+        """Reset every worker, those that did not fail too."""
+        async with _calling("worker reset", FailureReason.TRANSFER_FAILED, deadline_s):
+            await self._engine.collective_rpc("rollfleet_reset")
+
+    async def reset_caches(self, deadline_s: float) -> None:
+        """Prefix cache (with any connector's), multi-modal and encoder caches."""
+        async with _calling("cache reset", FailureReason.CACHE_RESET_FAILED, deadline_s):
+            if not await self._engine.reset_prefix_cache(reset_running_requests=False, reset_connector=True):
+                message = "vLLM did not reset the prefix cache: blocks are still held by requests"
+                raise EngineError(FailureReason.CACHE_RESET_FAILED, message)
+            await self._engine.reset_mm_cache()
+            await self._engine.reset_encoder_cache()
+
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
+        """Log-probabilities of the prompt itself, under a cache salt of its own."""
+        async with _calling("probe", FailureReason.PROBE_FAILED, deadline_s):
+            return await self._prompt_logprobs(tokens)
+
+    async def _prompt_logprobs(self, tokens: tuple[int, ...]) -> tuple[float, ...]:
+        request = f"rollfleet-probe-{next(self._probes)}"
+        parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)
+        prompt = {"prompt_token_ids": list(tokens), "cache_salt": request}
+        found = None
+        async for output in self._engine.generate(prompt, parameters, request):
+            found = output.prompt_logprobs or found
+        if found is None or len(found) != len(tokens):
+            message = f"vLLM gave {len(found or ())} prompt log-probabilities for {len(tokens)} tokens"
+            raise EngineError(FailureReason.PROBE_FAILED, message)
+        return tuple(float(found[place][token].logprob) for place, token in enumerate(tokens) if place)
+
+
+def _require_finished(reports: list[dict[str, Any]], staged: StagedCheckpoint) -> None:
+    for report in reports:
+        if report["digest"] != staged.digest:
+            message = f"received digest {report['digest']}, staged was {staged.digest}"
+            raise EngineError(FailureReason.DIGEST_MISMATCH, _of_rank(report, message, len(reports)))
+        if not report["finished"] or report["active"] or not report["layers"]:
+            raise EngineError(
+                FailureReason.TRANSFER_FAILED, _of_rank(report, "did not finish the update", len(reports))
+            )
+
+
+def _of_rank(report: dict[str, Any], message: str, workers: int) -> str:
+    return message if workers == 1 else f"worker {report['rank']}: {message}"
+
+
+def _own_version() -> str:
+    try:
+        return distribution_version("rollfleet")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[phase] = time.monotonic() - started
+
+
+@contextmanager
+def _touching() -> Iterator[None]:
+    """Whatever fails in here may have replaced old weights already."""
+    try:
+        yield
+    except EngineError as error:
+        error.touched = True
+        raise
+
+
+@asynccontextmanager
+async def _calling(what: str, reason: FailureReason, deadline_s: float) -> AsyncIterator[None]:
+    """A call to vLLM: ends by the deadline, and whatever it raises comes out as EngineError with vLLM's own text."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            yield
+    except TimeoutError as error:
+        message = f"{what}: vLLM has not answered within {deadline_s:g} s"
+        raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from error
+    except EngineDeadError as error:
+        raise EngineError(FailureReason.ENGINE_DEAD, f"{what}: vLLM's engine core is dead") from error
+    except EngineError:
+        raise
+    except Exception as error:  # vLLM's client raises bare Exception for any failure in the core
+        raise EngineError(reason, f"{what}: {error}") from error

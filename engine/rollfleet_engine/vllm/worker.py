@@ -1,0 +1,37 @@
+"""Methods that every vLLM worker gets (--worker-extension-cls), for the adapter to call by collective_rpc."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollfleet_engine.vllm.plugin import register
+from rollfleet_engine.vllm.transfer_engine import RollfleetWeightTransferEngine
+
+register()
+
+
+class RollfleetWorkerExtension:
+    """Mixed into vLLM's worker class; the attributes are the worker's own."""
+
+    rank: int
+    weight_transfer_engine: Any
+    _weight_update_active: bool
+
+    def rollfleet_report(self) -> dict[str, Any]:
+        """What this worker's transfer engine did since the last start, and whether vLLM thinks an update is active."""
+        return self._rollfleet_engine().report() | {"rank": self.rank, "active": self._weight_update_active}
+
+    def rollfleet_reset(self) -> dict[str, Any]:
+        """Back to where an update can start; vLLM itself clears its flag only on ranks that raised."""
+        self._rollfleet_engine().reset()
+        self._weight_update_active = False
+        return self.rollfleet_report()
+
+    def _rollfleet_engine(self) -> RollfleetWeightTransferEngine:
+        engine = self.weight_transfer_engine
+        if not isinstance(engine, RollfleetWeightTransferEngine):
+            raise TypeError(
+                f"worker {self.rank} has no rollfleet transfer engine but {type(engine).__name__}: "
+                """start vLLM with --weight-transfer-config '{"backend": "rollfleet"}'"""
+            )
+        return engine
