@@ -29,6 +29,7 @@ class OperationName(StrEnum):
     CLOSE = "Close"
     TRANSFER = "Transfer"
     VERIFY = "Verify"
+    REOPEN = "Reopen"  # the guard's own: resume and open on untouched weights, after Cancel or silence
 
 
 class OperationStatus(StrEnum):

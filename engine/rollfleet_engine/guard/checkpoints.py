@@ -1,0 +1,97 @@
+"""Staging as the guard calls it: a thread of its own, cancelled by flag, with files that nobody forgets to close."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
+from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
+from rollfleet_protocol.commands import CheckpointRoot, CheckpointSource
+from rollfleet_protocol.engine_config import EngineConfig
+from rollfleet_protocol.state import FailureReason
+
+OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; called in the event loop
+
+
+class Stager(Protocol):
+    """Opens, checks and hashes a checkpoint while the engine serves."""
+
+    async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
+        """Raises EngineError. Cancelled, it lets go of everything it opened."""
+        ...
+
+
+class CheckpointStager:
+    """Stages from the engine's two folders."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._model = Path(config.model.path)
+        self._checkpoints = None if config.checkpoints_path is None else Path(config.checkpoints_path)
+        self._tensors: ModelTensors | None = None  # read once: the model that runs does not change
+
+    async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
+        """As Stager says."""
+        root = self._root(source.root)
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[StagedCheckpoint] = loop.create_future()
+        cancelled = threading.Event()
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(on_progress, done, total)
+
+        def work() -> None:
+            try:
+                staged = stage_checkpoint(
+                    root,
+                    source.path,
+                    self._model_tensors(),
+                    confined=source.path != ".",
+                    progress=progress,
+                    cancelled=cancelled,
+                )
+            except BaseException as error:  # noqa: BLE001 - carried over to the event loop, which raises it again
+                loop.call_soon_threadsafe(_fail, outcome, error)
+            else:
+                loop.call_soon_threadsafe(_deliver, outcome, staged)
+
+        # Not an executor: a file system that hangs must not hold up the end of the process.
+        threading.Thread(target=work, name="rollfleet-staging", daemon=True).start()
+        try:
+            return await outcome
+        except CheckpointError as error:
+            raise EngineError(error.reason, error.message) from error
+        except asyncio.CancelledError:
+            if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
+                outcome.result().close()  # it was ready, and the wait for it was cancelled in the same turn of the loop
+            raise
+        finally:
+            cancelled.set()
+
+    def _root(self, root: CheckpointRoot) -> Path:
+        if root is CheckpointRoot.MODEL:
+            return self._model
+        if self._checkpoints is None:
+            message = "this engine has no checkpoints volume: set spec.volumes.checkpoints of the RolloutEngine"
+            raise EngineError(FailureReason.CHECKPOINT_NOT_FOUND, message)
+        return self._checkpoints
+
+    def _model_tensors(self) -> ModelTensors:
+        if self._tensors is None:
+            self._tensors = read_model_tensors(self._model)
+        return self._tensors
+
+
+def _deliver(outcome: asyncio.Future[StagedCheckpoint], staged: StagedCheckpoint) -> None:
+    if outcome.done():  # nobody waits any more
+        staged.close()
+    else:
+        outcome.set_result(staged)
+
+
+def _fail(outcome: asyncio.Future[StagedCheckpoint], error: BaseException) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)

@@ -1,0 +1,25 @@
+"""The guard's log: one JSON object a line, so that what it did can be proved from the container's log alone."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+
+class GuardLog:
+    """Writes lines that carry `fields` (whose engine this is). Not for the path of a request."""
+
+    def __init__(self, fields: Mapping[str, Any], stream: TextIO | None = None) -> None:
+        self._fields = dict(fields)
+        self._stream = stream
+
+    def write(self, event: str, *, time_ns: int | None = None, **details: Any) -> None:
+        """One line. `time_ns` is wall-clock time where the moment matters more than that of writing."""
+        moment = time.time_ns() if time_ns is None else time_ns
+        stamp = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds")
+        line = {"time": stamp, "timeNs": moment, "logger": "rollfleet.guard", "event": event, **self._fields, **details}
+        stream = sys.stdout if self._stream is None else self._stream
+        stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+        stream.flush()

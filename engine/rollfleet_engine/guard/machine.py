@@ -1,0 +1,220 @@
+"""The guard's state machine: pure.
+
+An event, the time and the number of requests in flight give a new state and effects.
+
+What holds whatever happens (tests/unit/guard/test_machine_properties.py tries to break it):
+- the gate is open only over Verified weights, a running scheduler and a living core;
+- from the first touched tensor until the next verification nothing opens it;
+- a command of an older epoch or another incarnation changes nothing;
+- once armed, only a word of the operator opens it; unarmed, silence reopens what was open on untouched weights;
+- the scheduler is resumed once per pause.
+"""
+
+from dataclasses import replace
+from functools import singledispatch
+from math import isfinite
+
+from rollfleet_engine.guard.orders import give_up_running, hear, lose_weights, obey, opened, reopen
+from rollfleet_engine.guard.states import (
+    Decision,
+    DrainBegan,
+    Ended,
+    EngineDied,
+    Event,
+    Failed,
+    GuardState,
+    Heard,
+    OperationRecord,
+    Paused,
+    Progressed,
+    Resumed,
+    Tick,
+)
+from rollfleet_protocol.commands import Close, Command, Transfer, Verify
+from rollfleet_protocol.state import (
+    Failure,
+    FailureReason,
+    Gate,
+    OperationName,
+    OperationStatus,
+    ProbeResult,
+    Staged,
+    Transferred,
+    Weights,
+    WeightsState,
+)
+
+
+def decide(state: GuardState, event: Event, now: float, in_flight: int = 0) -> Decision:
+    """What follows from the event. `now` is monotonic seconds."""
+    decision = obey(state, event, now, in_flight) if isinstance(event, Command) else _apply(event, state, now)
+    if decision.state.told() != state.told():
+        return replace(decision, state=replace(decision.state, sequence=state.sequence + 1))
+    return decision
+
+
+@singledispatch
+def _apply(event: Event, state: GuardState, now: float) -> Decision:
+    raise TypeError(f"not an event of the guard: {type(event).__name__}")
+
+
+@_apply.register
+def _heard(event: Heard, state: GuardState, now: float) -> Decision:
+    return Decision(hear(state, now))
+
+
+@_apply.register
+def _tick(event: Tick, state: GuardState, now: float) -> Decision:
+    if state.reopen_at is None or now < state.reopen_at or not _may_reopen_alone(state):
+        return Decision(state)
+    new, effects = give_up_running(state, "the operator was silent for too long: reopening", now)
+    return reopen(new, effects, now)
+
+
+def _may_reopen_alone(state: GuardState) -> bool:
+    reopening = state.running is not None and state.running.name is OperationName.REOPEN
+    return not (state.armed or reopening) and _may_open(state)
+
+
+def _may_open(state: GuardState) -> bool:
+    untouched = state.reopens and state.weights.state is WeightsState.VERIFIED
+    return untouched and state.gate is Gate.CLOSED and state.alive and not state.draining
+
+
+@_apply.register
+def _paused(event: Paused, state: GuardState, now: float) -> Decision:
+    return Decision(replace(state, paused=True))
+
+
+@_apply.register
+def _resumed(event: Resumed, state: GuardState, now: float) -> Decision:
+    return Decision(replace(state, paused=False, quiesced_epoch=0))
+
+
+@_apply.register
+def _engine_died(event: EngineDied, state: GuardState, now: float) -> Decision:
+    return Decision(replace(state, alive=False, gate=Gate.CLOSED, member=False, silence_s=None, reopen_at=None))
+
+
+@_apply.register
+def _drain_began(event: DrainBegan, state: GuardState, now: float) -> Decision:
+    return Decision(replace(state, draining=True, gate=Gate.CLOSED, member=False, silence_s=None, reopen_at=None))
+
+
+@_apply.register
+def _progressed(event: Progressed, state: GuardState, now: float) -> Decision:
+    running = _running(state, event.operation_id)
+    if running is None:
+        return Decision(state)
+    return Decision(replace(state, operation=replace(running, progress=event.progress)))
+
+
+def _running(state: GuardState, operation_id: int) -> OperationRecord | None:
+    """The running operation, if the report is about it; a report of one that was given up counts for nothing."""
+    running = state.running
+    return running if running is not None and running.id == operation_id else None
+
+
+@_apply.register
+def _ended(event: Ended, state: GuardState, now: float) -> Decision:
+    running = _running(state, event.operation_id)
+    if running is None:
+        return Decision(state)
+    if running.epoch != state.epoch:
+        return Decision(_fail(state, running, _outlived(running), now, touched=True))
+    fault = _fault(running, event.result)
+    if fault is not None:
+        return Decision(_fail(state, running, fault, now, touched=True))
+    ended = replace(state, operation=replace(running, status=OperationStatus.SUCCEEDED, ended=now))
+    return Decision(_succeed(ended, running, event.result))
+
+
+def _outlived(running: OperationRecord) -> Failure:
+    message = f"{running.name} ended after a newer epoch had begun"
+    return Failure(reason=FailureReason.CANCELLED, message=message)
+
+
+def _fault(running: OperationRecord, result: Staged | Transferred | ProbeResult | None) -> Failure | None:
+    """What is wrong with a result that the engine calls a success."""
+    command = running.command
+    if isinstance(command, Transfer):
+        return _transfer_fault(command, result)
+    if isinstance(command, Verify):
+        return _probe_fault(command, result)
+    return None
+
+
+def _transfer_fault(command: Transfer, result: object) -> Failure | None:
+    if not isinstance(result, Transferred) or result.tensors < 1 or result.bytes < 1 or not result.digest:
+        return Failure(
+            reason=FailureReason.TRANSFER_FAILED, message=f"the engine reports an empty transfer: {result!r}"
+        )
+    if result.digest != command.digest:
+        message = f"the workers received {result.digest}, staged was {command.digest}"
+        return Failure(reason=FailureReason.DIGEST_MISMATCH, message=message)
+    return None
+
+
+def _probe_fault(command: Verify, result: object) -> Failure | None:
+    if not isinstance(result, ProbeResult):
+        return Failure(reason=FailureReason.PROBE_FAILED, message="the engine did not answer the probe")
+    wanted = len(command.probe_tokens) - 1
+    if len(result.logprobs) != wanted or not all(isfinite(value) for value in result.logprobs):
+        message = f"the probe must give {wanted} finite log-probabilities, the engine gave {result.logprobs}"
+        return Failure(reason=FailureReason.PROBE_FAILED, message=message)
+    return None
+
+
+def _succeed(
+    state: GuardState, ended: OperationRecord, result: Staged | Transferred | ProbeResult | None
+) -> GuardState:
+    if isinstance(result, Staged):
+        source = getattr(ended.command, "source", None)
+        return replace(state, staged=result, staged_source=source)
+    if isinstance(result, Transferred):
+        weights = Weights(
+            state=WeightsState.LOADED, version=ended.version, digest=result.digest, source=state.weights.source
+        )
+        return replace(
+            state, weights=weights, weights_before=None, transferred=result, needs_recovery=False, reopens=False
+        )
+    if isinstance(result, ProbeResult):
+        verified = state.weights.model_copy(update={"state": WeightsState.VERIFIED, "version": ended.version})
+        return replace(state, weights=verified, probe=result)
+    if isinstance(ended.command, Close):
+        return replace(state, quiesced_epoch=ended.epoch)
+    return opened(state) if _may_open(state) and not state.paused else state
+
+
+@_apply.register
+def _failed(event: Failed, state: GuardState, now: float) -> Decision:
+    running = _running(state, event.operation_id)
+    if running is None:
+        return Decision(state)
+    return Decision(_fail(state, running, event.failure, now, touched=event.touched))
+
+
+def _fail(state: GuardState, running: OperationRecord, failure: Failure, now: float, *, touched: bool) -> GuardState:
+    record = replace(running, status=OperationStatus.FAILED, ended=now, failure=failure)
+    new = replace(state, operation=record)
+    if running.name is OperationName.TRANSFER:
+        return _fail_transfer(new, running, touched=touched)
+    if running.name is OperationName.VERIFY:
+        return _fail_verify(new)
+    if running.name is OperationName.REOPEN and new.silence_s is not None:
+        return replace(new, reopen_at=now + new.silence_s)
+    return new
+
+
+def _fail_transfer(state: GuardState, running: OperationRecord, *, touched: bool) -> GuardState:
+    if touched or state.weights_before is None or running.epoch != state.epoch:
+        return lose_weights(state, needs_recovery=True)
+    return replace(state, weights=state.weights_before, weights_before=None)
+
+
+def _fail_verify(state: GuardState) -> GuardState:
+    """Weights of model.path that nobody replaced may be verified again; others are known good no longer."""
+    if state.weights.digest is not None:
+        return lose_weights(state, needs_recovery=state.needs_recovery)
+    initial = state.weights.model_copy(update={"state": WeightsState.INITIAL, "version": None})
+    return replace(state, weights=initial, reopens=False, member=False, silence_s=None, reopen_at=None)

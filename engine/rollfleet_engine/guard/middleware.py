@@ -1,0 +1,142 @@
+"""The guard in front of an engine's ASGI application: one class for vLLM's --middleware, one for any other engine."""
+
+import asyncio
+import importlib
+import os
+from collections.abc import Callable
+
+from rollfleet_engine.guard.answers import AsgiApp, Receive, Scope, Send
+from rollfleet_engine.guard.checkpoints import CheckpointStager, Stager
+from rollfleet_engine.guard.control import ControlApp
+from rollfleet_engine.guard.identity import ServiceAccountVerifier, Verifier
+from rollfleet_engine.guard.lifecycle import ControlServer
+from rollfleet_engine.guard.local import DrainSocket
+from rollfleet_engine.guard.log import GuardLog
+from rollfleet_engine.guard.ports import EngineAdapter
+from rollfleet_engine.guard.service import GuardService
+from rollfleet_engine.guard.serving import Serving
+from rollfleet_engine.guard.turnstile import Turnstile
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+
+AdapterOf = Callable[[Scope], EngineAdapter]
+
+# By name: this package may not import what is built on it.
+VLLM_ADAPTER_MODULE = "rollfleet_engine.vllm.adapter"
+
+
+class GuardedApp:
+    """An engine's application behind its guard: what the serving port serves.
+
+    `adapter_of` is called once, with the scope of the first lifespan event (or of the first request, where the server
+    sends no lifespan); its scope["app"] is the engine's application. Then the control port opens in the same loop.
+    """
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        config: EngineConfig,
+        adapter_of: AdapterOf,
+        stager: Stager | None = None,
+        verifier: Verifier | None = None,
+        log: GuardLog | None = None,
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._adapter_of = adapter_of
+        self._stager = stager
+        self._verifier = verifier
+        self._log = log or GuardLog({"fleet": f"{config.fleet.namespace}/{config.fleet.name}", "pod": _pod_name()})
+        self._serving: Serving | None = None
+        self._starting = asyncio.Lock()
+        self._parts: tuple[ControlServer, DrainSocket] | None = None
+        self.service: GuardService | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            serving = self._serving or await self.start(scope)
+            await serving(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        else:
+            await _refuse_websocket(scope, send)
+
+    async def start(self, scope: Scope) -> Serving:
+        """Build the guard and open its control port and drain socket; once."""
+        async with self._starting:
+            if self._serving is not None:
+                return self._serving
+            config, turnstile = self._config, Turnstile()
+            service = GuardService(
+                self._adapter_of(scope), self._stager or CheckpointStager(config), turnstile, self._log
+            )
+            verifier = self._verifier or ServiceAccountVerifier(config.fleet, config.tokens)
+            control = ControlApp(service, verifier, config.operator, self._log)
+            server = ControlServer(control, config, self._log, service.break_down)
+            drain = DrainSocket(service, config)
+            await server.start()
+            await drain.start()
+            service.start()
+            self._parts, self.service = (server, drain), service
+            self._serving = Serving(self._app, turnstile, service)
+            facts = service.state().facts
+            self._log.write(
+                "guard.started",
+                incarnation=service.incarnation,
+                engine=facts.engine,
+                engineVersion=facts.engine_version,
+                controlPort=config.control_port,
+            )
+            return self._serving
+
+    async def stop(self) -> None:
+        """Close what start opened."""
+        parts, service = self._parts, self.service
+        self._parts = None
+        if parts is not None and service is not None:
+            server, drain = parts
+            await drain.stop()
+            await server.stop()
+            await service.stop()
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.start(scope)
+        except (OSError, ValueError, RuntimeError) as error:
+            # As the protocol says it: an exception would count as "no lifespan here", and the engine would go on.
+            await receive()
+            self._log.write("guard.start_failed", error=f"{type(error).__name__}: {error}")
+            await send({"type": "lifespan.startup.failed", "message": f"the guard could not start: {error}"})
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            await self.stop()
+
+
+class Guard(GuardedApp):
+    """For `--middleware rollfleet_engine.guard.middleware.Guard` of vLLM; configured by ROLLFLEET_ENGINE_CONFIG."""
+
+    def __init__(self, app: AsgiApp) -> None:
+        config = EngineConfig.model_validate_json(os.environ[ENGINE_CONFIG_ENV])
+
+        def adapter_of(scope: Scope) -> EngineAdapter:
+            adapter: EngineAdapter = importlib.import_module(VLLM_ADAPTER_MODULE).VllmAdapter(
+                scope["app"].state.engine_client
+            )
+            return adapter
+
+        super().__init__(app, config=config, adapter_of=adapter_of)
+
+
+def _pod_name() -> str:
+    return os.environ.get("HOSTNAME", "")
+
+
+async def _refuse_websocket(scope: Scope, send: Send) -> None:
+    """No route of ours is a websocket. 404 where the server can say so, else it makes 403 of the close."""
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await send({"type": "websocket.http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+        await send({"type": "websocket.http.response.body", "body": b""})
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": "no such route on this port"})

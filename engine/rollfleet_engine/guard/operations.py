@@ -1,0 +1,265 @@
+"""Operations: what a command makes the engine do, step by step, under one deadline. The machine decides, this acts."""
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rollfleet_engine.guard.checkpoints import Stager
+from rollfleet_engine.guard.log import GuardLog
+from rollfleet_engine.guard.ports import EngineAdapter, EngineError
+from rollfleet_engine.guard.states import Ended, Event, Failed, GuardState, OperationRecord, Paused, Progressed, Resumed
+from rollfleet_engine.guard.turnstile import Turnstile
+from rollfleet_engine.weights.staging import StagedCheckpoint
+from rollfleet_protocol.commands import Close, Prepare, Transfer, Verify
+from rollfleet_protocol.state import (
+    Failure,
+    FailureReason,
+    OperationName,
+    ProbeResult,
+    Staged,
+    Transferred,
+)
+
+Result = Staged | Transferred | ProbeResult | None
+
+REOPEN_DEADLINE_S = 15.0
+# An adapter keeps its deadline by itself; past so much more the guard stops waiting for it.
+ADAPTER_GRACE_S = 2.0
+# A client that is slow to read its answer, or to send its request, is waited for at most so long.
+PATIENCE_S = 5.0
+FIRST_LOOK_S = 0.01
+LONGEST_LOOK_S = 0.25
+PROGRESS_EVERY_S = 1.0
+_GIB = float(1 << 30)
+
+# What an error that no adapter foresaw counts as.
+_UNFORESEEN = {
+    OperationName.PREPARE: FailureReason.CHECKPOINT_INVALID,
+    OperationName.CLOSE: FailureReason.PAUSE_FAILED,
+    OperationName.TRANSFER: FailureReason.TRANSFER_FAILED,
+    OperationName.VERIFY: FailureReason.PROBE_FAILED,
+    OperationName.REOPEN: FailureReason.PAUSE_FAILED,
+}
+
+
+class Deadline:
+    """Time left in one operation, over all its steps."""
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time() + seconds
+        self.seconds = seconds
+
+    def left(self) -> float:
+        """Seconds; raises when there are none."""
+        left = self._at - self._loop.time()
+        if left <= 0:
+            raise EngineError(FailureReason.DEADLINE_EXCEEDED, f"not done within {self.seconds:g} s")
+        return left
+
+
+class Operations:
+    """Runs one operation at a time and reports to the machine through `report`."""
+
+    def __init__(
+        self,
+        adapter: EngineAdapter,
+        stager: Stager,
+        turnstile: Turnstile,
+        log: GuardLog,
+        state: Callable[[], GuardState],
+        report: Callable[[Event], None],
+    ) -> None:
+        self._adapter = adapter
+        self._stager = stager
+        self._turnstile = turnstile
+        self._log = log
+        self._state = state
+        self._report = report
+        self._staged: StagedCheckpoint | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._task_of = 0  # operation id
+
+    def start(self, operation: OperationRecord) -> None:
+        """Begin, once the task before has ended."""
+        self._task = asyncio.create_task(self._run(operation, self._task), name=f"rollfleet-{operation.name}")
+        self._task_of = operation.id
+
+    def cancel(self, operation_id: int) -> None:
+        """Stop this operation; a call to the engine that changes its scheduler is waited for first."""
+        if self._task is not None and self._task_of == operation_id:
+            self._task.cancel()
+
+    def release(self) -> None:
+        """Close the staged checkpoint, after the running task if it may still read from it."""
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        if self._task is None or self._task.done():
+            staged.close()
+        else:
+            self._task.add_done_callback(lambda _: staged.close())
+
+    async def stop(self, timeout_s: float) -> None:
+        """End whatever runs; for the end of the process."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=timeout_s)
+        self.release()
+
+    async def _run(self, operation: OperationRecord, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None and not previous.done():
+            await asyncio.wait({previous})
+        try:
+            event: Event = Ended(operation.id, await self._perform(operation))
+        except EngineError as error:
+            event = _failed(operation, error.reason, error.message, touched=error.touched)
+        except TimeoutError:
+            message = f"the engine did not come back within {_deadline_s(operation):g} s"
+            event = _failed(operation, FailureReason.DEADLINE_EXCEEDED, message, touched=True)
+        except Exception as error:  # noqa: BLE001 - the one place: whatever an engine raises becomes the operation's end
+            self._log.write("operation.crashed", operation=operation.name, trace=traceback.format_exc())
+            reason = _UNFORESEEN[operation.name]
+            event = _failed(operation, reason, f"{type(error).__name__}: {error}", touched=True)
+        self._report(event)
+
+    async def _perform(self, operation: OperationRecord) -> Result:
+        deadline = Deadline(_deadline_s(operation))
+        async with asyncio.timeout(deadline.seconds + ADAPTER_GRACE_S):
+            match operation.command:
+                case Prepare() as command:
+                    return await self._prepare(operation, command, deadline)
+                case Close() as command:
+                    return await self._close(command, deadline)
+                case Transfer() as command:
+                    return await self._transfer(command, deadline)
+                case Verify() as command:
+                    return await self._verify(command, deadline)
+                case _:
+                    await self._resume(deadline)
+                    return None
+
+    async def _prepare(self, operation: OperationRecord, command: Prepare, deadline: Deadline) -> Staged:
+        began = asyncio.get_running_loop().time()
+        tell = _Teller(operation.id, self._report)
+        try:
+            async with asyncio.timeout(deadline.left()):
+                staged = await self._stager.stage(command.source, tell)
+        except TimeoutError:
+            message = f"checkpoint {command.source.path!r}: not staged within {deadline.seconds:g} s{tell.last}"
+            raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from None
+        self.release()
+        self._staged = staged
+        return Staged(
+            epoch=command.epoch,
+            version=command.version,
+            path=staged.path,
+            digest=staged.digest,
+            tensors=len(staged.tensors),
+            bytes=staged.nbytes,
+            seconds=asyncio.get_running_loop().time() - began,
+        )
+
+    async def _close(self, command: Close, deadline: Deadline) -> Result:
+        async def pause() -> None:
+            await self._adapter.pause(command.mode, deadline.left())
+            self._report(Paused())
+
+        await _to_its_end(pause(), deadline)
+        loop = asyncio.get_running_loop()
+        cut_at = loop.time() + min(PATIENCE_S, deadline.left() / 2)
+        look_s = FIRST_LOOK_S
+        while True:
+            # Again and again: a request between the gate and the scheduler arrives there after the pause.
+            await self._adapter.abort_all(deadline.left())
+            if await self._turnstile.wait_empty(min(look_s, self._left(deadline))):
+                return None
+            look_s = min(2 * look_s, LONGEST_LOOK_S)
+            if loop.time() >= cut_at:
+                self._turnstile.cut_all()
+
+    def _left(self, deadline: Deadline) -> float:
+        try:
+            return deadline.left()
+        except EngineError as error:
+            message = f"{self._turnstile.in_flight} requests are still in flight after {deadline.seconds:g} s"
+            raise EngineError(error.reason, message) from None
+
+    async def _transfer(self, command: Transfer, deadline: Deadline) -> Transferred:
+        staged = self._staged
+        if staged is None:
+            raise EngineError(FailureReason.CHECKPOINT_CHANGED, "the staged files were let go: Prepare again")
+        if self._state().needs_recovery:
+            await self._adapter.recover(deadline.left())
+        transferred = await self._adapter.apply(staged, command.epoch, command.version, deadline.left())
+        self.release()
+        return transferred
+
+    async def _verify(self, command: Verify, deadline: Deadline) -> ProbeResult:
+        loop = asyncio.get_running_loop()
+        await self._adapter.reset_caches(deadline.left())
+        await self._resume(deadline)
+        began = loop.time()
+        logprobs = await self._adapter.probe(command.probe_tokens, deadline.left())
+        return ProbeResult(
+            epoch=command.epoch,
+            version=command.version,
+            tokens=command.probe_tokens,
+            logprobs=logprobs,
+            seconds=loop.time() - began,
+        )
+
+    async def _resume(self, deadline: Deadline) -> None:
+        """Exactly once per pause: a second resume can block the ranks of a data-parallel engine (reported by verl)."""
+        if not self._state().paused:
+            return
+
+        async def resume() -> None:
+            await self._adapter.resume(deadline.left())
+            self._report(Resumed())
+
+        await _to_its_end(resume(), deadline)
+
+
+def _deadline_s(operation: OperationRecord) -> float:
+    command = operation.command
+    return command.deadline_seconds if isinstance(command, Prepare | Close | Transfer | Verify) else REOPEN_DEADLINE_S
+
+
+def _failed(operation: OperationRecord, reason: FailureReason, message: str, *, touched: bool) -> Failed:
+    return Failed(operation.id, Failure(reason=reason, message=message), touched)
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None], deadline: Deadline) -> None:
+    """Not cancelled half-way: whether the scheduler is paused must be known afterwards."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if not task.done():
+            await asyncio.wait({task}, timeout=deadline.seconds + ADAPTER_GRACE_S)
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            task.exception()  # seen: nobody waits for it any more
+        raise
+
+
+class _Teller:
+    """Progress of staging, once a second at most: each one wakes every follower."""
+
+    def __init__(self, operation_id: int, report: Callable[[Event], None]) -> None:
+        self._operation_id = operation_id
+        self._report = report
+        self._next = 0.0
+        self.last = ""
+
+    def __call__(self, done: int, total: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._next:
+            return
+        self._next = now + PROGRESS_EVERY_S
+        text = f"{100 * done // max(total, 1)} % of {total / _GIB:.2f} GiB"
+        self.last = f", {text} done"
+        self._report(Progressed(self._operation_id, text))

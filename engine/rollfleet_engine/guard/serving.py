@@ -1,0 +1,130 @@
+"""The serving port: default deny, the gate, and the version on every answer.
+
+No task, no lock and no parsing per request: a dictionary look-up, a flag, and a set to be in while the answer runs.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Protocol
+
+from rollfleet_engine.guard.answers import NOT_FOUND, Answer, AsgiApp, Message, Receive, Scope, Send, document, refusal
+from rollfleet_engine.guard.routes import ROUTES, RouteClass
+from rollfleet_engine.guard.turnstile import Passage, Turnstile, version_header
+from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER, RefusalReason
+
+_REQUIRED = REQUIRED_HEADER.lower().encode()
+_MINIMUM = MINIMUM_HEADER.lower().encode()
+_PREFIX = b"x-weight-version-"
+_LONGEST_VERSION = len(str(2**63 - 1))
+_PASSED = (RouteClass.INFERENCE, RouteClass.PROBE)
+
+
+class Vitals(Protocol):
+    """What the kubelet's probes want to know; answered from memory."""
+
+    def why_not_live(self) -> str:
+        """Empty while the process need not be restarted."""
+        ...
+
+    def why_not_ready(self) -> str:
+        """Empty while the engine belongs to the serving set."""
+        ...
+
+
+class Serving:
+    """What port 8000 is, in front of the engine's own application."""
+
+    def __init__(self, app: AsgiApp, turnstile: Turnstile, vitals: Vitals) -> None:
+        self._app = app
+        self._turnstile = turnstile
+        self._vitals = vitals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = ROUTES.get((scope["method"], scope["path"]))
+        if scope.get("root_path"):  # the engine would strip it from the path, and another route would match
+            await NOT_FOUND(send)
+        elif route is RouteClass.INFERENCE:
+            await self._infer(scope, receive, send)
+        elif route is RouteClass.PROBE or self._is_preflight(scope):
+            await self._app(scope, receive, send)
+        else:
+            await self._own(scope, send)
+
+    @staticmethod
+    def _is_preflight(scope: Scope) -> bool:
+        """Browsers ask by OPTIONS before they post: answered by the engine's CORS settings, never by its weights."""
+        path = scope["path"]
+        return scope["method"] == "OPTIONS" and any(ROUTES.get((method, path)) in _PASSED for method in ("GET", "POST"))
+
+    async def _own(self, scope: Scope, send: Send) -> None:
+        if scope["method"] != "GET" or scope["path"] not in ("/livez", "/readyz"):
+            await NOT_FOUND(send)
+            return
+        why = self._vitals.why_not_live() if scope["path"] == "/livez" else self._vitals.why_not_ready()
+        await document(503 if why else 200, {"status": why or "ok"})(send)
+
+    async def _infer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        turnstile = self._turnstile
+        refused = self._refusal(scope)
+        if refused is not None:
+            turnstile.refused += 1
+            await refused(send)
+            return
+        passage = turnstile.enter()
+        versioned = _Versioned(send, passage.header)
+        try:
+            await self._app(scope, receive, versioned.send)
+        except asyncio.CancelledError:
+            if not passage.cut:
+                raise
+            await self._after_cut(passage, versioned, send)
+        finally:
+            turnstile.leave(passage)
+
+    def _refusal(self, scope: Scope) -> Answer | None:
+        if not self._turnstile.is_open:
+            return self._turnstile.answer
+        for name, value in scope["headers"]:
+            if name.startswith(_PREFIX):
+                refused = self._version_refusal(name, value)
+                if refused is not None:
+                    return refused
+        return None
+
+    def _version_refusal(self, name: bytes, value: bytes) -> Answer | None:
+        """A client that demands a version gets that one or an error, never another."""
+        if name not in (_REQUIRED, _MINIMUM):
+            return None
+        held = self._turnstile.version
+        told = name.decode("ascii")
+        if not (value.isdigit() and len(value) <= _LONGEST_VERSION):
+            return refusal(RefusalReason.INVALID_REQUEST, f"{told}: {value!r} is not a version (a whole number)")
+        wanted = int(value)
+        if held == wanted or (name == _MINIMUM and held >= wanted):
+            return None
+        message = f"{told}: {wanted} is asked for, this fleet serves version {held}"
+        return refusal(RefusalReason.WRONG_VERSION, message, version_header(held))
+
+    async def _after_cut(self, passage: Passage, versioned: "_Versioned", send: Send) -> None:
+        """Cut by the guard: a refusal where nothing was sent yet, else the server ends the connection."""
+        if passage.task is not None:
+            passage.task.uncancel()
+        if not versioned.started:
+            await self._turnstile.answer(send)
+
+
+class _Versioned:
+    """Puts the version at admission on an answer's head; the rest passes without being looked at."""
+
+    __slots__ = ("_header", "_send", "started")
+
+    def __init__(self, send: Send, header: tuple[bytes, bytes]) -> None:
+        self._send = send
+        self._header = header
+        self.started = False
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if not self.started and message["type"] == "http.response.start":
+            self.started = True
+            message = {**message, "headers": [*message.get("headers", ()), self._header]}
+        return self._send(message)
