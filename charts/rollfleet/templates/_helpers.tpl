@@ -29,11 +29,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{- /* What the operator does in every namespace with fleets: exactly these verbs, no more. */ -}}
+{{- /* What the operator does in every namespace with fleets: exactly these verbs; runtime/permissions.py has the same list. */ -}}
 {{- define "rollfleet.fleetRules" -}}
 - apiGroups: [rollfleet.io]
-  resources: [rolloutengines, weightversions]
+  resources: [rolloutengines]
   verbs: [get, list, watch]
+- apiGroups: [rollfleet.io]
+  resources: [weightversions]
+  verbs: [list, watch]
 - apiGroups: [rollfleet.io]
   resources: [rolloutengines/status, weightversions/status]
   verbs: [update]
@@ -44,18 +47,18 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 # Children of a fleet, by server-side apply (create and patch).
 - apiGroups: [""]
   resources: [services, serviceaccounts]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [get, list, watch, create, patch, delete]
+  verbs: [get, list, create, patch, delete]
 # Certificates of the control ports. No list: other Secrets are none of its business.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [get, create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
 {{- end -}}
