@@ -122,6 +122,7 @@ def proxy(plan: AddressPlan, paths: Paths) -> dict[str, Any]:
         "metricsBindAddress": f"{plan.gateway}:10249",
         "clusterCIDR": str(plan.pods),
         "conntrack": {"maxPerCore": 0, "min": 0},
+        "nftables": {"minSyncPeriod": "100ms"},  # one second by default: pods come and go in quick tests
     }
 
 

@@ -19,7 +19,8 @@ TRANSFER_TIMEOUT_S = 900.0
 COMMAND_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 14 * 86400.0
 SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-CERTIFICATES_IN_BUILD = "/run/devcluster/ca-certificates.crt"
+IN_BUILD = "/run/devcluster"
+CERTIFICATES_IN_BUILD = f"{IN_BUILD}/ca-certificates.crt"
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,20 @@ def pip_options(files: Sequence[str], environment: Mapping[str, str]) -> dict[st
     return options
 
 
+def wheel_folders(options: Mapping[str, str]) -> dict[str, str]:
+    """Local folders of wheels, each with the place where a build sees it: no path of the machine in an image."""
+    folders = [word for word in options.get("find-links", "").split() if word.startswith("/")]
+    return {folder: f"{IN_BUILD}/wheels-{number}" for number, folder in enumerate(folders)}
+
+
 def pip_config(options: Mapping[str, str], *, certificates: bool) -> str:
-    """A pip.conf for RUN steps, with this machine's certificates at the place where the build sees them."""
+    """A pip.conf for RUN steps, with this machine's files at the places where the build sees them."""
     kept = {key: value for key, value in options.items() if key != "cert"}
     if certificates:
         kept["cert"] = CERTIFICATES_IN_BUILD
+    if "find-links" in kept:
+        seen = wheel_folders(options)
+        kept["find-links"] = "\n".join(seen.get(word, word) for word in kept["find-links"].split())
     continued = {key: value.replace("\n", "\n    ") for key, value in kept.items()}
     return "\n".join(["[global]", *(f"{key} = {value}" for key, value in sorted(continued.items()))]) + "\n"
 
@@ -89,8 +99,8 @@ def host_volumes(scratch: Path, environment: Mapping[str, str]) -> list[str]:
     volumes = [f"{config}:/etc/pip.conf:ro"]
     if certificates is not None:
         volumes.append(f"{certificates.resolve()}:{CERTIFICATES_IN_BUILD}:ro")
-    wheels = [Path(word) for word in options.get("find-links", "").split() if word.startswith("/")]
-    return volumes + [f"{folder}:{folder}:ro" for folder in wheels if folder.is_dir()]
+    wheels = wheel_folders(options).items()
+    return volumes + [f"{folder}:{seen}:ro" for folder, seen in wheels if Path(folder).is_dir()]
 
 
 def _buildah(paths: Paths, *arguments: object, timeout_s: float) -> str:

@@ -24,7 +24,9 @@ from devcluster.paths import Paths
 PROBE_TIMEOUT_S = 1.0
 STARTING_POLL_S = 0.05
 STEADY_POLL_S = 0.5
-RESTART_DELAY_S = 0.5
+FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 10.0
+STOP_TIMEOUT_S = 60.0  # the API server waits for open watches
 LOG_LIMIT_BYTES = 20 * 1024 * 1024
 KEPT_EXITS = 5
 
@@ -52,6 +54,7 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     began: float = 0.0  # monotonic
     not_before: float = 0.0  # monotonic; when a restart is due
+    delay: float = FIRST_DELAY_S / 2  # before the last restart; doubles while it keeps dying young
 
     @property
     def is_ready(self) -> bool:
@@ -106,15 +109,23 @@ class Supervisor:
             signal.signal(number, self._on_signal)
         trust = ssl.create_default_context(cafile=str(self._paths.pki / "ca.crt"))
         while not self._stopping:
-            for child in self._children.values():
-                self._advance(child, trust)
-            self._bound_logs()
-            self._write()
+            self.look(trust)
             steady = all(child.is_ready for child in self._children.values())
             time.sleep(STEADY_POLL_S if steady else STARTING_POLL_S)
+        self.stop()
+
+    def look(self, trust: ssl.SSLContext) -> None:
+        """One pass over all children."""
+        for child in self._children.values():
+            self._advance(child, trust)
+        self._bound_logs()
+        self._write()
+
+    def stop(self) -> None:
         for child in reversed(self._children.values()):
             if child.process is not None:
                 child.process.terminate()
+                child.process.wait(timeout=STOP_TIMEOUT_S)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
@@ -127,7 +138,7 @@ class Supervisor:
             return
         code = child.process.poll()
         if code is not None:
-            self._ended(child, code)
+            self._ended(child, f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}")
         elif child.seen.ready_after_s is None and (not child.component.ready or probe(child.component.ready, trust)):
             child.seen.ready_after_s = round(time.monotonic() - child.began, 2)
 
@@ -135,27 +146,32 @@ class Supervisor:
         return all(self._children[name].is_ready for name in names)
 
     def _start(self, child: Child) -> None:
-        with (self._paths.logs / f"{child.component.name}.log").open("ab") as log:
-            child.process = subprocess.Popen(
-                child.component.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment,
-                cwd="/",
-            )
         child.began = time.monotonic()
+        try:
+            with (self._paths.logs / f"{child.component.name}.log").open("ab") as log:
+                child.process = subprocess.Popen(
+                    child.component.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    cwd="/",
+                )
+        except OSError as error:
+            self._ended(child, f"cannot start: {error}")
+            return
         child.seen.pid = child.process.pid
         child.seen.started_at = round(time.time(), 3)
         child.seen.ready_after_s = None
 
-    def _ended(self, child: Child, code: int) -> None:
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+    def _ended(self, child: Child, how: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         child.seen.exits = [*child.seen.exits, f"{stamp} {how}"][-KEPT_EXITS:]
         child.seen.pid = None
         child.process = None
-        child.not_before = time.monotonic() + RESTART_DELAY_S
+        lived = time.monotonic() - child.began
+        child.delay = FIRST_DELAY_S if lived > LONGEST_DELAY_S else min(2 * child.delay, LONGEST_DELAY_S)
+        child.not_before = time.monotonic() + child.delay
         if child.component.restart:
             child.seen.restarts += 1
 

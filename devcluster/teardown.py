@@ -17,7 +17,10 @@ DEVICE_PLUGIN_FILES = ("kubelet.sock", "kubelet_internal_checkpoint", "huawei.co
 
 
 def tear_down(paths: Paths) -> None:
-    """Remove everything; raises LeftBehindError if something remains."""
+    """Remove everything; raises LeftBehindError if something remains.
+
+    The supervisor goes with the rest: the first round of signals meets it too, so that it cannot start anything again.
+    """
     sockets = _shim_sockets(paths)
     machine.kill_all(lambda: machine.marked_pids(paths.home), "processes of the cluster")
     machine.kill_all(machine.cgroup_pids, "processes of pods")
