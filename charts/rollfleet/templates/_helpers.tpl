@@ -7,6 +7,11 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* Deployment, ServiceAccount and roles of the operator. */ -}}
+{{- define "rollfleet.operatorName" -}}
+{{ include "rollfleet.fullname" . }}-operator
+{{- end -}}
+
 {{- define "rollfleet.selectorLabels" -}}
 app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
 app.kubernetes.io/instance: {{ .Release.Name }}
