@@ -40,12 +40,13 @@ class Endpoint:
     pod: str
     pod_uid: str
     ip: str
+    port: int = CONTROL_PORT
 
     @property
     def origin(self) -> str:
         """Scheme, host and port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"https://{host}:{CONTROL_PORT}"
+        return f"https://{host}:{self.port}"
 
 
 class GuardClient:
@@ -102,7 +103,7 @@ class GuardClient:
     async def _request(
         self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float, token: str
     ) -> EngineState:
-        what = f"guard of {endpoint.pod} ({endpoint.ip}:{CONTROL_PORT})"
+        what = f"guard of {endpoint.pod} ({endpoint.ip}:{endpoint.port})"
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"

@@ -88,7 +88,7 @@ class KeyedQueue:
     def failed(self, key: str, after_s: float | None = None) -> float:
         """The pass failed: again after the back-off, or after what the other side asked for. The delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        ceiling = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(count - 1, 16))
+        ceiling: float = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(count - 1, 16))
         delay = max(ceiling * random.uniform(0.5, 1.0), min(after_s or 0.0, BACKOFF_MAX_S))  # noqa: S311 - jitter
         self._holds[key] = asyncio.get_running_loop().time() + min(delay, HOLD_S)
         self._schedule(key, delay, replace=True)

@@ -1,0 +1,79 @@
+"""Events are said once."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from rollfleet_operator.clients.errors import Unreachable
+from rollfleet_operator.clients.events import REMEMBERED, Recorder
+from rollfleet_operator.core.actions import Event
+from rollfleet_operator.ports import Manifest, Resource
+from tests.support.cluster import MemoryCluster
+
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+UIDS = {("RolloutEngine", "qwen"): "f-1"}
+
+
+def make_event(message: str = "version 3 is Active") -> Event:
+    return Event("RolloutEngine", "qwen", "Normal", "Active", message)
+
+
+def recorder(cluster: MemoryCluster) -> Recorder:
+    return Recorder(cluster, "operator-0", lambda: NOW)
+
+
+async def test_the_same_event_is_written_once() -> None:
+    cluster = MemoryCluster()
+    one = recorder(cluster)
+    for _ in range(3):
+        await one.record("rl", UIDS, [make_event(), make_event()])
+    assert len(cluster.objects) == 1
+    (written,) = cluster.objects.values()
+    assert written["regarding"]["uid"] == "f-1"
+    assert (written["reason"], written["note"], written["type"]) == ("Active", "version 3 is Active", "Normal")
+
+
+async def test_a_restarted_operator_does_not_say_it_again() -> None:
+    cluster = MemoryCluster()
+    await recorder(cluster).record("rl", UIDS, [make_event()])
+    await recorder(cluster).record("rl", UIDS, [make_event()])
+    assert len(cluster.objects) == 1
+
+
+async def test_another_message_or_another_object_is_another_event() -> None:
+    cluster = MemoryCluster()
+    one = recorder(cluster)
+    await one.record("rl", UIDS, [make_event(), make_event("version 4 is Active")])
+    await one.record("rl", {("RolloutEngine", "qwen"): "f-2"}, [make_event()])
+    assert len(cluster.objects) == 3
+
+
+async def test_a_long_message_is_clipped_to_what_the_api_takes() -> None:
+    cluster = MemoryCluster()
+    await recorder(cluster).record("rl", UIDS, [make_event("x" * 5000)])
+    (written,) = cluster.objects.values()
+    assert len(written["note"]) == 1024
+
+
+class DeafCluster(MemoryCluster):
+    async def create(
+        self, resource: Resource, namespace: str | None, manifest: Manifest, subresource: tuple[str, str] | None = None
+    ) -> Manifest:
+        self.writes.append(("create", resource.plural, ""))
+        raise Unreachable("create Event: no answer within the deadline")
+
+
+async def test_a_failure_is_logged_and_tried_again_with_the_next_pass(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = DeafCluster()
+    one = recorder(cluster)
+    await one.record("rl", UIDS, [make_event()])
+    assert "no answer within the deadline" in caplog.text
+    await one.record("rl", UIDS, [make_event()])
+    assert len(cluster.writes) == 2
+
+
+async def test_the_memory_is_bounded() -> None:
+    cluster = MemoryCluster()
+    one = recorder(cluster)
+    await one.record("rl", UIDS, [make_event(str(n)) for n in range(REMEMBERED + 10)])
+    assert len(one._said) == REMEMBERED

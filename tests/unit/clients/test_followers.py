@@ -1,0 +1,274 @@
+"""Followers: what a guard said last, in order, and what is news."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from rollfleet_operator.clients.errors import Denied, Refused, StaleAttempt, Unreachable
+from rollfleet_operator.clients.followers import MAX_REFUSALS, Follower, Followers
+from rollfleet_operator.clients.guards import Endpoint
+from rollfleet_operator.clients.podviews import pod_view
+from rollfleet_operator.core.observed import GuardView
+from rollfleet_protocol.commands import Arm, Cancel, Command
+from rollfleet_protocol.engine_config import FleetIdentity
+from rollfleet_protocol.refusals import RefusalReason
+from rollfleet_protocol.state import EngineState
+from tests.support.pods import make_pod
+from tests.support.states import make_state
+
+pytestmark = pytest.mark.looptime
+
+KEY = "rl/qwen"
+FLEET = FleetIdentity(namespace="rl", name="qwen", uid="f-1")
+NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
+Answer = EngineState | Exception
+
+
+class ScriptedGuards:
+    """Answers polls from a queue, and commands from another."""
+
+    def __init__(self) -> None:
+        self.polls: asyncio.Queue[Answer] = asyncio.Queue()
+        self.answers: asyncio.Queue[Answer] = asyncio.Queue()
+        self.asked: list[int | None] = []
+        self.commands: list[Command] = []
+
+    async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
+        self.asked.append(after)
+        return given(await self.polls.get())
+
+    async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
+        self.commands.append(command)
+        return given(await self.answers.get())
+
+
+def given(answer: Answer) -> EngineState:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+class Watched:
+    """A follower and the news it made."""
+
+    def __init__(self) -> None:
+        self.guards = ScriptedGuards()
+        self.news = 0
+        endpoint = Endpoint(FLEET, "qwen-0-0-abcde", "p-1", "198.18.64.7")
+        self.follower = Follower(endpoint, self.guards, self._on_change, lambda: NOW)
+        self.running = asyncio.create_task(self.follower.run())
+
+    def _on_change(self) -> None:
+        self.news += 1
+
+    @property
+    def view(self) -> GuardView:
+        return self.follower.view
+
+    async def hear(self, answer: Answer) -> None:
+        self.guards.polls.put_nowait(answer)
+        await settle()
+
+    async def command(self, command: Command, answer: Answer) -> str:
+        self.guards.answers.put_nowait(answer)
+        return await self.follower.give(command)
+
+    async def stop(self) -> None:
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def watched() -> AsyncIterator[Watched]:
+    made = Watched()
+    yield made
+    await made.stop()
+
+
+def arm(epoch: int = 1, incarnation: str = "i-1") -> Arm:
+    return Arm(incarnation=incarnation, epoch=epoch)
+
+
+async def test_a_change_is_known_and_told_at_once(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    assert watched.view.state == make_state(1)
+    assert (watched.view.reachable, watched.view.last_contact, watched.news) == (True, NOW, 1)
+    await watched.hear(make_state(2))
+    assert (watched.guards.asked, watched.news) == ([None, 1, 2], 2)
+
+
+async def test_an_unchanged_state_is_no_news_and_no_tight_loop(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    for _ in range(50):
+        watched.guards.polls.put_nowait(make_state(1, in_flight=7))
+    await settle()
+    assert watched.news == 1
+    assert len(watched.guards.asked) <= 3
+
+
+async def test_an_older_answer_does_not_undo_a_newer(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    assert await watched.command(arm(), make_state(5, armed=True)) == "ok"
+    await watched.hear(make_state(4))
+    assert watched.view.state == make_state(5, armed=True)
+
+
+async def test_a_restart_is_a_new_incarnation_and_the_old_never_comes_back(watched: Watched) -> None:
+    await watched.hear(make_state(9))
+    await watched.command(arm(), Refused("Close before Arm", RefusalReason.ORDER_VIOLATION))
+    assert watched.view.refusals == (("Arm", "Close before Arm"),)
+    await watched.hear(make_state(1, "i-2"))
+    assert watched.view.state == make_state(1, "i-2")
+    assert watched.view.refusals == ()
+    watched.follower.told(make_state(10, "i-1"))
+    assert watched.view.state == make_state(1, "i-2")
+
+
+async def test_an_unreachable_guard_is_asked_afresh_with_a_back_off(watched: Watched) -> None:
+    await watched.hear(make_state(7))
+    await watched.hear(Unreachable("guard of qwen-0-0-abcde: refused"))
+    assert (watched.view.reachable, watched.view.error) == (False, "guard of qwen-0-0-abcde: refused")
+    assert watched.view.state == make_state(7)
+    assert watched.news == 2
+    for _ in range(6):
+        watched.guards.polls.put_nowait(Unreachable("guard of qwen-0-0-abcde: refused"))
+    await asyncio.sleep(60)
+    assert watched.news == 2
+    assert watched.guards.asked[2:] == [None] * (len(watched.guards.asked) - 2)
+    await watched.hear(make_state(7))
+    assert (watched.view.reachable, watched.view.error, watched.news) == (True, "", 3)
+
+
+async def test_news_of_the_pod_cut_the_back_off_short(watched: Watched) -> None:
+    for _ in range(8):
+        watched.guards.polls.put_nowait(Unreachable("refused"))
+    await asyncio.sleep(60)
+    watched.guards.polls.put_nowait(Unreachable("refused"))
+    asked = len(watched.guards.asked)
+    await settle()
+    watched.follower.hurry()
+    await settle()
+    assert len(watched.guards.asked) == asked + 1
+
+
+async def test_a_command_that_finds_the_guard_away_makes_the_follower_look(watched: Watched) -> None:
+    await watched.hear(make_state(3))
+    assert (await watched.command(arm(), Unreachable("no answer"))).startswith("failed")
+    assert not watched.view.reachable
+    await settle()
+    assert watched.guards.asked == [None, 3, None]
+    await watched.hear(make_state(3))
+    assert watched.view.reachable
+
+
+async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    news = watched.news
+    for _ in range(3):
+        await watched.command(arm(), Refused("Close before Arm", RefusalReason.ORDER_VIOLATION))
+    assert watched.view.refusals == (("Arm", "Close before Arm"),)
+    assert watched.news == news + 1
+    for n in range(2 * MAX_REFUSALS):
+        await watched.command(
+            Cancel(incarnation="i-1", epoch=1), Refused(f"refusal {n}", RefusalReason.ORDER_VIOLATION)
+        )
+    assert len(watched.view.refusals) == MAX_REFUSALS
+    assert watched.view.refusals[-1] == ("Cancel", f"refusal {2 * MAX_REFUSALS - 1}")
+    await watched.command(arm(epoch=2), make_state(2, epoch=2))
+    assert watched.view.refusals == ()
+
+
+async def test_refusals_that_mean_another_process_or_epoch_are_not_kept(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    await watched.command(arm(incarnation="i-0"), Refused("no", RefusalReason.ORDER_VIOLATION))
+    assert (await watched.command(arm(), StaleAttempt("epoch 1 is older than 2"))) == "stale: epoch 1 is older than 2"
+    assert watched.view.refusals == ()
+
+
+async def test_a_guard_that_takes_no_token_of_ours_is_unreachable_in_its_own_words(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    assert (await watched.command(arm(), Denied("audience differs"))) == "failed: audience differs"
+    assert (watched.view.reachable, watched.view.error, watched.view.refusals) == (False, "audience differs", ())
+
+
+class Fleet:
+    """Followers of one fleet."""
+
+    def __init__(self) -> None:
+        self.guards = ScriptedGuards()
+        self.keys: list[str] = []
+        self.followers = Followers(self.guards, self.keys.append, lambda: NOW)
+
+    def ensure(self, *pods: tuple[str, str]) -> None:
+        views = [pod_view(make_pod(uid=uid, name=f"qwen-{uid}", podIP=ip)) for uid, ip in pods]
+        self.followers.ensure(KEY, FLEET, views)
+
+
+async def test_exactly_the_pods_with_an_address_are_followed() -> None:
+    fleet = Fleet()
+    fleet.ensure(("a", "198.18.64.1"), ("b", ""))
+    assert set(fleet.followers.views(KEY)) == {"a"}
+    fleet.ensure(("a", "198.18.64.1"), ("b", "198.18.64.2"))
+    assert set(fleet.followers.views(KEY)) == {"a", "b"}
+    fleet.ensure(("b", "198.18.64.2"))
+    assert set(fleet.followers.views(KEY)) == {"b"}
+    fleet.followers.forget(KEY)
+    assert (fleet.followers.views(KEY), fleet.followers.count()) == ({}, 0)
+    await fleet.followers.close()
+
+
+async def test_a_pod_with_another_address_is_followed_anew() -> None:
+    fleet = Fleet()
+    fleet.ensure(("a", "198.18.64.1"))
+    fleet.guards.polls.put_nowait(make_state(1))
+    await settle()
+    assert fleet.followers.views(KEY)["a"].state is not None
+    fleet.ensure(("a", "198.18.64.9"))
+    assert fleet.followers.views(KEY)["a"].state is None
+    await fleet.followers.close()
+
+
+async def test_the_same_command_is_not_on_its_way_twice() -> None:
+    fleet = Fleet()
+    fleet.ensure(("a", "198.18.64.1"))
+    first, again = fleet.followers.give(KEY, "a", arm()), fleet.followers.give(KEY, "a", arm())
+    other = fleet.followers.give(KEY, "a", arm(epoch=2))
+    assert first is not None
+    assert other is not None
+    assert first is again
+    assert first is not other
+    await settle()
+    assert fleet.guards.commands == [arm(), arm(epoch=2)]
+    for _ in range(2):
+        fleet.guards.answers.put_nowait(make_state(2))
+    assert await first == "ok"
+    assert await other == "ok"
+    await settle()
+    assert fleet.followers.give(KEY, "a", arm()) is not first
+    await fleet.followers.close()
+
+
+async def test_a_pod_that_nobody_follows_gets_no_command() -> None:
+    fleet = Fleet()
+    assert fleet.followers.give(KEY, "a", arm()) is None
+
+
+async def test_a_follower_that_died_is_told_of_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet()
+    fleet.ensure(("a", "198.18.64.1"))
+    fleet.guards.polls.put_nowait(ZeroDivisionError("a bug"))
+    await asyncio.sleep(10)
+    assert "follower of qwen-a died" in caplog.text
+    assert fleet.keys == [KEY]
+    fleet.ensure(("a", "198.18.64.1"))
+    fleet.guards.polls.put_nowait(make_state(1))
+    await settle()
+    assert fleet.followers.views(KEY)["a"].reachable
+    await fleet.followers.close()

@@ -1,0 +1,217 @@
+"""The guards' client against a real TLS server on the loopback."""
+
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from rollfleet_operator.clients import guards as module
+from rollfleet_operator.clients.certificates import Authority, issue, make_authority
+from rollfleet_operator.clients.errors import Denied, Refused, RollfleetError, StaleAttempt, Unreachable, Unsupported
+from rollfleet_operator.clients.guards import MAX_BODY, Endpoint, GuardClient
+from rollfleet_protocol.commands import Arm, Verify
+from rollfleet_protocol.engine_config import FleetIdentity
+from rollfleet_protocol.refusals import Refusal, RefusalDetail, RefusalReason
+from tests.support.cluster import SilentMeter
+from tests.support.states import make_state
+
+FLEET = FleetIdentity(namespace="rl", name="qwen", uid="f-1")
+ARM = Arm(incarnation="i-1", epoch=3)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class OneToken:
+    """Stands for Tokens."""
+
+    def __init__(self) -> None:
+        self.discarded: list[str] = []
+
+    async def bearer(self, audience: str) -> str:
+        return f"token for {audience}"
+
+    def discard(self, audience: str, text: str) -> None:
+        self.discarded.append(text)
+
+
+class Server:
+    """A guard's port whose answers a test chooses."""
+
+    def __init__(self, authority: Authority, folder: Path) -> None:
+        self.authority, self.folder = authority, folder
+        self.requests: list[tuple[str, str, str]] = []
+        self.handler: Handler = self.answer_state
+        self.port = 0
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, name: str = FLEET.control_server_name) -> None:
+        issued = issue(self.authority, name, datetime.now(UTC))
+        for file, content in (("tls.crt", issued.certificate), ("tls.key", issued.key)):
+            (self.folder / file).write_bytes(content)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.folder / "tls.crt", self.folder / "tls.key")
+        app = web.Application()
+        app.router.add_route("*", "/{tail:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        if self._runner:
+            await self._runner.cleanup()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append((request.method, request.path_qs, request.headers.get("Authorization", "")))
+        return await self.handler(request)
+
+    async def answer_state(self, _: web.Request) -> web.Response:
+        return web.Response(text=make_state(4).model_dump_json(by_alias=True), content_type="application/json")
+
+
+@pytest.fixture(scope="module")
+def authority() -> Authority:
+    return make_authority(datetime.now(UTC))
+
+
+@pytest.fixture
+async def server(authority: Authority, tmp_path: Path) -> AsyncIterator[Server]:
+    made = Server(authority, tmp_path)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+def tokens() -> OneToken:
+    return OneToken()
+
+
+@pytest.fixture
+async def client(authority: Authority, tokens: OneToken) -> AsyncIterator[GuardClient]:
+    made = GuardClient(authority.pem, tokens, SilentMeter())  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+def endpoint(server: Server) -> Endpoint:
+    return Endpoint(FLEET, "qwen-0-0-abcde", "p-1", "127.0.0.1", server.port)
+
+
+async def test_a_poll_and_a_command(server: Server, client: GuardClient) -> None:
+    await server.start()
+    assert await client.state(endpoint(server), None) == make_state(4)
+    assert await client.state(endpoint(server), 4) == make_state(4)
+    assert await client.command(
+        endpoint(server), Verify(incarnation="i-1", epoch=3, version=0, probe_tokens=(1, 2), deadline_seconds=5)
+    ) == make_state(4)
+    bearer = "Bearer token for rollfleet.io/rl/qwen/f-1"
+    assert server.requests == [
+        ("GET", "/rollfleet/v1/state", bearer),
+        ("GET", f"/rollfleet/v1/state?after=4&waitSeconds={module.POLL_S}", bearer),
+        ("POST", "/rollfleet/v1/verify", bearer),
+    ]
+
+
+async def test_a_server_of_another_fleet_is_shown_no_token(server: Server, client: GuardClient) -> None:
+    await server.start("other.rl.engine.rollfleet.io")
+    with pytest.raises(Unreachable, match="certificate"):
+        await client.state(endpoint(server), None)
+    assert server.requests == []
+
+
+async def test_a_server_of_another_ca_is_shown_no_token(server: Server, client: GuardClient) -> None:
+    server.authority = make_authority(datetime.now(UTC))
+    await server.start()
+    with pytest.raises(Unreachable, match="certificate"):
+        await client.command(endpoint(server), ARM)
+    assert server.requests == []
+
+
+def refusing(reason: RefusalReason, code: int) -> Handler:
+    body = Refusal(error=RefusalDetail(message="in its own words", code=code, reason=reason))
+
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=code, text=body.model_dump_json(by_alias=True), content_type="application/json")
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "expected"),
+    [
+        (RefusalReason.ORDER_VIOLATION, 409, Refused),
+        (RefusalReason.STALE_EPOCH, 409, StaleAttempt),
+        (RefusalReason.UNAUTHENTICATED, 401, Denied),
+    ],
+)
+async def test_refusals_keep_the_guards_words(
+    server: Server,
+    client: GuardClient,
+    tokens: OneToken,
+    reason: RefusalReason,
+    code: int,
+    expected: type[RollfleetError],
+) -> None:
+    server.handler = refusing(reason, code)
+    await server.start()
+    with pytest.raises(expected, match="in its own words"):
+        await client.command(endpoint(server), ARM)
+    assert bool(tokens.discarded) == (expected is Denied)
+
+
+async def test_an_endless_answer_is_cut_off(server: Server, client: GuardClient) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for _ in range(2 * MAX_BODY // 65536 + 2):
+            await answer.write(b"x" * 65536)
+        return answer
+
+    server.handler = handler
+    await server.start()
+    with pytest.raises(Unsupported, match="longer than"):
+        await client.state(endpoint(server), None)
+
+
+async def test_what_is_no_state_is_named(server: Server, client: GuardClient) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text='{"sequence": 1}')
+
+    server.handler = handler
+    await server.start()
+    with pytest.raises(Unsupported, match=r"qwen-0-0-abcde.*not a guard's state"):
+        await client.state(endpoint(server), None)
+
+
+async def test_a_redirect_is_not_followed(server: Server, client: GuardClient) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": "https://example.com/"})
+
+    server.handler = handler
+    await server.start()
+    with pytest.raises(Unsupported):
+        await client.state(endpoint(server), None)
+    assert len(server.requests) == 1
+
+
+async def test_a_connection_that_was_closed_meanwhile_is_dialled_again(server: Server, client: GuardClient) -> None:
+    async def hang_up_once(request: web.Request) -> web.StreamResponse:
+        if len(server.requests) == 1:
+            assert request.transport is not None
+            request.transport.abort()
+        return await server.answer_state(request)
+
+    server.handler = hang_up_once
+    await server.start()
+    assert await client.command(endpoint(server), ARM) == make_state(4)
+    assert len(server.requests) == 2
+
+
+async def test_nobody_there(server: Server, client: GuardClient) -> None:
+    await server.start()
+    await server.stop()
+    with pytest.raises(Unreachable, match=r"guard of qwen-0-0-abcde \(127.0.0.1"):
+        await client.state(endpoint(server), None)

@@ -1,0 +1,55 @@
+"""What decisions see of a pod."""
+
+from rollfleet_operator.clients.podviews import NO_ORDINAL, pod_view
+from rollfleet_operator.core.observed import ContainerState
+from tests.support.pods import make_pod
+
+
+def test_a_running_engine() -> None:
+    view = pod_view(make_pod(labels={"rollfleet.io/serving": "true", "rollfleet.io/engine": "3"}))
+    assert (view.ordinal, view.serving_label, view.template_hash, view.ip) == (3, True, "t-1", "198.18.64.7")
+    assert (view.ready, view.container, view.restarts, view.exit_code) == (True, ContainerState.RUNNING, 0, None)
+    assert view.message == ""
+
+
+def test_a_pod_just_made() -> None:
+    pod = make_pod()
+    pod["status"] = {}
+    view = pod_view(pod)
+    assert (view.phase, view.ip, view.ready, view.container) == ("Unknown", "", False, ContainerState.UNKNOWN)
+
+
+def test_the_schedulers_words() -> None:
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/1 nodes are available",
+    }
+    view = pod_view(make_pod(phase="Pending", podIP="", conditions=[scheduled], containerStatuses=[]))
+    assert view.unschedulable
+    assert view.message == "Unschedulable: 0/1 nodes are available"
+
+
+def test_a_restarted_engine_keeps_its_last_words() -> None:
+    last = {"terminated": {"exitCode": 78, "reason": "Error", "message": "no such model"}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    view = pod_view(make_pod(container={"state": waiting, "lastState": last, "restartCount": 4}))
+    assert (view.container, view.restarts, view.exit_code) == (ContainerState.WAITING, 4, 78)
+    assert "CrashLoopBackOff" in view.message
+    running = pod_view(make_pod(container={"lastState": last, "restartCount": 1}))
+    assert (running.container, running.message) == (ContainerState.RUNNING, "Error: no such model")
+
+
+def test_a_terminated_engine_and_a_pod_that_goes() -> None:
+    ended = {"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+    pod = make_pod(container=ended)
+    pod["metadata"]["deletionTimestamp"] = "2026-11-29T12:01:00Z"
+    view = pod_view(pod)
+    assert (view.container, view.exit_code, view.deleting) == (ContainerState.TERMINATED, 0, True)
+
+
+def test_other_containers_and_tampered_labels() -> None:
+    sidecar = {"name": "istio-proxy", "state": {"running": {}}}
+    view = pod_view(make_pod(labels={"rollfleet.io/engine": "x"}, containerStatuses=[sidecar]))
+    assert (view.ordinal, view.container) == (NO_ORDINAL, ContainerState.UNKNOWN)

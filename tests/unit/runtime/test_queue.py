@@ -1,0 +1,161 @@
+"""The keyed queue, on a fake clock."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from rollfleet_operator.runtime.queue import BACKOFF_MAX_S, HOLD_S, MAX_CONFLICTS, KeyedQueue
+
+pytestmark = pytest.mark.looptime
+
+
+async def taken(queue: KeyedQueue, within_s: float) -> str | None:
+    try:
+        async with asyncio.timeout(within_s):
+            return await queue.get()
+    except TimeoutError:
+        return None
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_key_is_at_most_once_in_the_queue() -> None:
+    queue = KeyedQueue()
+    for _ in range(3):
+        queue.put("a")
+    assert queue.depth() == 1
+    assert await taken(queue, 1) == "a"
+    queue.done("a")
+    assert await taken(queue, 60) is None
+
+
+async def test_news_during_a_pass_come_again_after_it_and_not_beside_it() -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    assert await taken(queue, 1) == "a"
+    queue.put("a")
+    queue.put("a")
+    assert await taken(queue, 60) is None
+    queue.done("a")
+    assert await taken(queue, 0.001) == "a"
+    queue.done("a")
+    assert await taken(queue, 60) is None
+
+
+async def test_different_keys_are_worked_on_in_parallel() -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    queue.put("b")
+    assert {await taken(queue, 1), await taken(queue, 1)} == {"a", "b"}
+
+
+async def test_a_waiting_worker_is_woken() -> None:
+    queue = KeyedQueue()
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.put("a")
+    assert await waiting == "a"
+
+
+async def test_the_last_wake_counts_and_none_takes_it_back() -> None:
+    queue = KeyedQueue()
+    queue.wake("a", 5)
+    queue.wake("a", 100)
+    assert await taken(queue, 99) is None
+    assert await taken(queue, 2) == "a"
+    queue.done("a")
+    queue.wake("a", 5)
+    queue.wake("a", None)
+    assert await taken(queue, 1000) is None
+
+
+async def test_a_failing_key_backs_off_exponentially_up_to_a_bound() -> None:
+    queue, delays = KeyedQueue(), []
+    queue.put("a")
+    for _ in range(14):
+        assert await taken(queue, BACKOFF_MAX_S + 1) == "a"
+        delays.append(queue.failed("a"))
+    assert delays[0] <= 0.1
+    assert delays[5] > 10 * delays[0]
+    assert max(delays) <= BACKOFF_MAX_S
+    assert min(delays[-3:]) >= BACKOFF_MAX_S / 2
+
+
+async def test_news_about_a_failing_key_wait_no_longer_than_the_hold() -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    for _ in range(12):
+        assert await taken(queue, BACKOFF_MAX_S + 1) == "a"
+        queue.failed("a")
+    queue.put("a")
+    queue.put("a")
+    assert await taken(queue, HOLD_S * 0.9) is None
+    assert await taken(queue, HOLD_S * 0.2) == "a"
+
+
+async def test_success_ends_the_back_off() -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    for _ in range(8):
+        assert await taken(queue, BACKOFF_MAX_S + 1) == "a"
+        queue.failed("a")
+    assert await taken(queue, BACKOFF_MAX_S + 1) == "a"
+    queue.done("a")
+    queue.put("a")
+    assert await taken(queue, 0.001) == "a"
+    assert queue.failed("a") <= 0.1
+
+
+async def test_the_other_side_may_ask_for_a_longer_wait() -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    assert await taken(queue, 1) == "a"
+    assert queue.failed("a", after_s=7.0) == 7.0
+
+
+async def test_conflicts_come_again_at_once_and_then_with_a_back_off() -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    started = now()
+    for _ in range(MAX_CONFLICTS):
+        assert await taken(queue, 0.001) == "a"
+        queue.conflicted("a")
+    assert await taken(queue, 0.001) == "a"
+    assert now() == started
+    queue.conflicted("a")
+    assert await taken(queue, 0.01) is None
+    assert await taken(queue, 1) == "a"
+
+
+async def test_a_full_queue_refuses_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    queue = KeyedQueue(max_keys=2)
+    for key in ("a", "b", "c"):
+        queue.put(key)
+    assert queue.depth() == 2
+    assert "c waits for the next resync" in caplog.text
+
+
+@pytest.mark.parametrize("end", [KeyedQueue.done, KeyedQueue.failed, KeyedQueue.conflicted])
+async def test_a_forgotten_key_leaves_nothing(end: Callable[[KeyedQueue, str], object]) -> None:
+    queue = KeyedQueue()
+    queue.put("a")
+    assert await taken(queue, 1) == "a"
+    queue.wake("a", 10)
+    queue.forget("a")
+    queue.done("a")
+    assert await taken(queue, 100) is None
+    queue.put("a")
+    assert await taken(queue, 0.001) == "a"
+    end(queue, "a")
+
+
+async def test_the_longest_pass_is_known() -> None:
+    queue = KeyedQueue()
+    assert queue.longest_pass_s() == 0
+    queue.put("a")
+    await queue.get()
+    await asyncio.sleep(30)
+    assert queue.longest_pass_s() == 30

@@ -1,0 +1,146 @@
+"""The stores: newer wins, deletions stay deleted, lists repair."""
+
+from typing import Any
+
+from rollfleet_operator.api.meta import LABEL_SERVING
+from rollfleet_operator.runtime.store import ChildStore, PodStore, says
+from tests.support.pods import make_pod
+
+KEY = "rl/qwen"
+
+
+def test_a_newer_version_wins_whatever_the_order_of_arrival() -> None:
+    store = PodStore()
+    assert store.upsert(make_pod(revision=9, podIP="198.18.64.9")) == KEY
+    assert store.upsert(make_pod(revision=8, podIP="198.18.64.8")) is None
+    assert [pod.ip for pod in store.pods(KEY)] == ["198.18.64.9"]
+    assert store.upsert(make_pod(revision=10, podIP="198.18.64.10")) == KEY
+
+
+def test_revisions_compare_as_numbers() -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=9))
+    assert store.upsert(make_pod(revision=10, podIP="198.18.64.10")) == KEY
+
+
+def test_a_change_that_decisions_do_not_see_is_no_news() -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1))
+    assert store.upsert(make_pod(revision=2, annotations={"example.com/note": "hello"})) is None
+    assert store.upsert(make_pod(revision=3, labels={LABEL_SERVING: "true"})) == KEY
+
+
+def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1))
+    assert store.remove("p-1") == KEY
+    assert store.upsert(make_pod(revision=2)) is None
+    assert store.pods(KEY) == ()
+    assert store.keys() == set()
+
+
+def test_a_pod_that_got_its_label_back_is_known_again() -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1))
+    store.remove("p-1")  # what a selecting watch says when the label is removed
+    assert store.upsert(make_pod(revision=3), added=True) == KEY
+
+
+def test_a_pod_without_a_fleet_is_not_ours() -> None:
+    store = PodStore()
+    pod = make_pod()
+    del pod["metadata"]["labels"]["rollfleet.io/fleet"]
+    assert store.upsert(pod) is None
+
+
+def test_a_pod_moves_with_its_label() -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1))
+    assert store.upsert(make_pod(revision=2, fleet="other")) == "rl/other"
+    assert store.pods(KEY) == ()
+    assert [pod.uid for pod in store.pods("rl/other")] == ["p-1"]
+
+
+def test_a_list_removes_what_is_gone_and_adds_what_no_watch_told() -> None:
+    store = PodStore()
+    store.upsert(make_pod(uid="gone", name="qwen-0-0-a"))
+    store.upsert(make_pod(uid="stays", name="qwen-1-0-b"))
+    before = store.snapshot("rl")
+    changed, untold = store.reconcile_list(
+        before, [make_pod(uid="stays", name="qwen-1-0-b"), make_pod(uid="new", name="qwen-2-0-c", revision=5)]
+    )
+    assert changed == {KEY}
+    assert [pod["metadata"]["uid"] for pod in untold] == ["new"]
+    assert {pod.uid for pod in store.pods(KEY)} == {"stays", "new"}
+
+
+def test_a_list_does_not_remove_what_came_after_it_was_read() -> None:
+    store = PodStore()
+    before = store.snapshot(None)
+    store.upsert(make_pod(uid="created meanwhile", revision=7))
+    changed, _ = store.reconcile_list(before, [])
+    assert changed == set()
+    assert [pod.uid for pod in store.pods(KEY)] == ["created meanwhile"]
+
+
+def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
+    store = PodStore()
+    store.upsert(make_pod(uid="a", namespace="rl"))
+    store.upsert(make_pod(uid="b", namespace="other"))
+    store.reconcile_list(store.snapshot("rl"), [])
+    assert store.pods(KEY) == ()
+    assert len(store.pods("other/qwen")) == 1
+
+
+def child(revision: int, **changes: Any) -> dict[str, Any]:
+    spec = {"selector": {"app": "qwen"}, "ports": [{"port": 8000}]} | changes
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "qwen", "namespace": "rl", "resourceVersion": str(revision)},
+        "spec": spec,
+    }
+
+
+def applied() -> ChildStore:
+    store = ChildStore()
+    store.applied(
+        KEY, "h-1", {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "qwen"}, **wanted()}, child(5)
+    )
+    return store
+
+
+def wanted() -> dict[str, Any]:
+    return {"spec": {"selector": {"app": "qwen"}, "ports": [{"port": 8000}]}}
+
+
+def listed(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name not in ("apiVersion", "kind")}
+
+
+def test_a_child_that_others_added_to_has_not_drifted() -> None:
+    store = applied()
+    grown = child(6, clusterIP="198.19.0.1", ports=[{"port": 8000, "protocol": "TCP"}])
+    assert store.reconcile_list("rl", "Service", [listed(grown)]) == set()
+    assert store.hashes(KEY) == {"Service/qwen": "h-1"}
+
+
+def test_a_child_that_was_edited_is_applied_again() -> None:
+    store = applied()
+    assert store.reconcile_list(None, "Service", [listed(child(6, selector={"app": "evil"}))]) == {KEY}
+    assert store.hashes(KEY) == {}
+
+
+def test_a_child_that_is_missing_is_applied_again() -> None:
+    store = applied()
+    assert store.reconcile_list("other", "Service", []) == set()
+    assert store.reconcile_list("rl", "Deployment", []) == set()
+    assert store.reconcile_list("rl", "Service", []) == {KEY}
+    assert store.hashes(KEY) == {}
+
+
+def test_says_compares_what_was_wanted_only() -> None:
+    assert says({"a": 1, "b": 2}, {"a": 1})
+    assert not says({"b": 2}, {"a": 1})
+    assert not says({"a": [1, 2]}, {"a": [1]})
+    assert says({"a": [{"x": 1, "y": 2}]}, {"a": [{"x": 1}]})
