@@ -1,0 +1,151 @@
+"""Runs one real vLLM engine and does as it is told by lines of JSON on stdin; answers on the descriptor named in argv.
+
+Runs under vLLM's own interpreter, so it imports nothing of pytest. One line in, one line out: {"call": name,
+...arguments} -> {"ok": value} or {"error": {"type", "reason", "message", "touched"}}.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.vllm.adapter import VllmAdapter
+from rollfleet_engine.weights.coverage import read_model_tensors
+from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
+from rollfleet_protocol.commands import PauseMode
+
+DEADLINE_S = 60.0
+
+
+class Driver:
+    """One method per call."""
+
+    def __init__(self, engine: AsyncLLM, model: Path) -> None:
+        self.engine = engine
+        self.adapter = VllmAdapter(engine)
+        self.model = read_model_tensors(model)
+        self.requests = 0
+        self.background: dict[str, asyncio.Task[Any]] = {}
+
+    async def facts(self) -> Any:
+        return self.adapter.facts().model_dump(mode="json", by_alias=False)
+
+    async def generate(self, prompt: list[int], count: int) -> Any:
+        """Greedy tokens, their log-probabilities, cached prompt tokens and how it ended."""
+        self.requests += 1
+        parameters = SamplingParams(temperature=0.0, max_tokens=count, logprobs=1)
+        last = None
+        async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, f"request-{self.requests}"):
+            last = output
+        assert last is not None
+        first = last.outputs[0]
+        return {
+            "tokens": list(first.token_ids),
+            "finish": first.finish_reason,
+            "cached": last.num_cached_tokens,
+            "logprobs": [
+                each[token].logprob for each, token in zip(first.logprobs or [], first.token_ids, strict=True)
+            ],
+        }
+
+    async def begin(self, name: str, prompt: list[int], count: int) -> Any:
+        """Start generating in the background."""
+        self.background[name] = asyncio.create_task(self.generate(prompt, count))
+
+    async def end(self, name: str) -> Any:
+        """The result of what `begin` started."""
+        return await asyncio.wait_for(self.background.pop(name), DEADLINE_S)
+
+    async def running(self) -> Any:
+        """Requests that this process has not answered yet."""
+        return self.engine.output_processor.get_num_unfinished_requests()
+
+    async def pause(self) -> Any:
+        await self.adapter.pause(PauseMode.ABORT, DEADLINE_S)
+
+    async def abort_all(self) -> Any:
+        await self.adapter.abort_all(DEADLINE_S)
+
+    async def resume(self) -> Any:
+        await self.adapter.resume(DEADLINE_S)
+
+    async def is_paused(self) -> Any:
+        return await self.adapter.is_paused(DEADLINE_S)
+
+    async def reset_caches(self) -> Any:
+        await self.adapter.reset_caches(DEADLINE_S)
+
+    async def recover(self) -> Any:
+        await self.adapter.recover(DEADLINE_S)
+
+    async def reports(self) -> Any:
+        return await self.engine.collective_rpc("rollfleet_report")
+
+    async def weight_version(self) -> Any:
+        return await self.engine.get_weight_version()
+
+    async def probe(self, tokens: list[int]) -> Any:
+        return await self.adapter.probe(tuple(tokens), DEADLINE_S)
+
+    async def update(self, path: str, version: int, fault: str = "", tensor: str = "", deadline_s: float = 60.0) -> Any:
+        """Stage a checkpoint, damage what was staged as `fault` says, and apply it."""
+        root = Path(path)
+        staged = await asyncio.to_thread(stage_checkpoint, root.parent, root.name, self.model)
+        try:
+            done = await self.adapter.apply(_damaged(staged, root, fault, tensor), 1, version, deadline_s)
+        finally:
+            staged.close()
+        return done.model_dump(mode="json", by_alias=False)
+
+
+def _damaged(staged: StagedCheckpoint, root: Path, fault: str, tensor: str) -> StagedCheckpoint:
+    if fault == "omit":
+        return replace(staged, tensors=tuple(each for each in staged.tensors if each.name != tensor))
+    if fault in {"flip", "flip-unnoticed"}:
+        each = next(each for each in staged.tensors if each.name == tensor)
+        file = staged.files[each.file]
+        with (root / file.name).open("r+b") as shard:
+            shard.seek(each.offset)
+            first = shard.read(1)[0]
+            shard.seek(each.offset)
+            shard.write(bytes([first ^ 0x80]))
+        if fault == "flip-unnoticed":
+            os.utime(root / file.name, ns=(file.mtime_ns, file.mtime_ns))
+    return staged
+
+
+async def _serve(args: dict[str, Any], answers: Any) -> None:
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**args))
+    driver = Driver(engine, Path(args["model"]))
+    _answer(answers, {"ok": "ready"})
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        request = json.loads(line)
+        try:
+            value = await getattr(driver, request.pop("call"))(**request)
+            _answer(answers, {"ok": value})
+        except (EngineError, CheckpointError) as error:
+            touched = getattr(error, "touched", False)
+            found = {"type": type(error).__name__, "reason": error.reason.value, "message": error.message}
+            _answer(answers, {"error": found | {"touched": touched}})
+    engine.shutdown()
+
+
+def _answer(answers: Any, value: Any) -> None:
+    answers.write(json.dumps(value) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(int(sys.argv[1]), "w") as pipe:
+        asyncio.run(_serve(json.loads(sys.argv[2]), pipe))
