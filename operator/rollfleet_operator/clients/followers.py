@@ -85,21 +85,12 @@ class Follower:
             return
         if known is not None and restarted:
             self._retire(known.incarnation)
-        new_epoch = known is not None and state.epoch > known.epoch
-        refusals = () if restarted or new_epoch else self.view.refusals
-        known_view = GuardView(state=None, reachable=False, last_contact=None) if restarted or new_epoch else self.view
-        setbacks, last_setback = known_view.setbacks, known_view.last_setback
-        if _failed_anew(known, state):
-            setbacks, last_setback = setbacks + 1, self._clock()
         is_news = known is None or restarted or state.sequence != known.sequence or not self.view.reachable
-        self.view = GuardView(
-            state=state,
-            reachable=True,
-            last_contact=self._clock(),
-            refusals=refusals,
-            setbacks=setbacks,
-            last_setback=last_setback,
-        )
+        if restarted or (known is not None and state.epoch > known.epoch):
+            self._start_over()
+        self.view = replace(self.view, state=state, reachable=True, last_contact=self._clock(), error="")
+        if _failed_anew(known, state):
+            self._set_back()
         if is_news:
             self._on_change()
 
@@ -114,7 +105,7 @@ class Follower:
         """Send a command and take in what comes of it; the outcome in one word."""
         if command.epoch > self._commanded_epoch:
             self._commanded_epoch = command.epoch
-            self.view = replace(self.view, refusals=(), setbacks=0, last_setback=None)
+            self._start_over()
         try:
             self.told(await self._guards.command(self.endpoint, command))
         except StaleAttempt as error:
@@ -134,16 +125,17 @@ class Follower:
         if known is None or known.incarnation != command.incarnation or command.epoch < self._commanded_epoch:
             return
         entry = (type(command).__name__, clipped(text))
-        is_news = entry not in self.view.refusals
         others = tuple(other for other in self.view.refusals if other != entry)
-        self.view = replace(
-            self.view,
-            refusals=(*others, entry)[-MAX_REFUSALS:],
-            setbacks=self.view.setbacks + 1,
-            last_setback=self._clock(),
-        )
-        if is_news:
-            self._on_change()
+        self.view = replace(self.view, refusals=(*others, entry)[-MAX_REFUSALS:])
+        self._set_back()
+        self._on_change()
+
+    def _start_over(self) -> None:
+        """Another process, or another epoch: what failed before says nothing any more."""
+        self.view = replace(self.view, refusals=(), setbacks=0, last_setback=None)
+
+    def _set_back(self) -> None:
+        self.view = replace(self.view, setbacks=self.view.setbacks + 1, last_setback=self._clock())
 
     async def _poll(self, after: int | None) -> EngineState | None:
         """One long poll; None where somebody was in a hurry."""
@@ -180,7 +172,7 @@ class Follower:
 def _failed_anew(known: EngineState | None, state: EngineState) -> bool:
     """Whether an operation was seen to fail that was not known as failed before."""
     operation = state.operation
-    if operation is None or operation.status is not OperationStatus.FAILED:
+    if operation is None or operation.status is not OperationStatus.FAILED or operation.epoch != state.epoch:
         return False
     before = None if known is None or known.incarnation != state.incarnation else known.operation
     return before != operation  # durations tell one failure from the next

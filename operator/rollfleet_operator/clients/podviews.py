@@ -38,7 +38,7 @@ def pod_view(pod: Manifest) -> PodView:
         exit_code=last.get("exitCode"),
         message=clipped(_words(scheduled) if unschedulable else message or _words(last) or status.get("message", "")),
         unschedulable=unschedulable,
-        started=container.get("started", True) is not False,
+        started=container.get("started") is not False,
     )
 
 

@@ -34,6 +34,7 @@ from rollfleet_operator.runtime.queue import KeyedQueue
 from rollfleet_operator.runtime.reconcile import Reconciler
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.resync import PERIOD_S, Resync
+from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_operator.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ async def _wire(
     records = Records(queue, followers)
     watchdog = Watchdog(records.ledger, PERIOD_S * LISTS_MISSED)
     recorder = Recorder(cluster, socket.gethostname(), clock)
-    observer = Observer(cluster, certificates, records, settings)
+    observer = Observer(cluster, certificates, records, settings, Uptime(clock))
     reconciler = Reconciler(observer, Applier(cluster, recorder, records, metrics), plan, records, metrics, clock)
     resync = Resync(cluster, records, certificates, watchdog, options.namespaces or (None,))
     metrics.registry.register(FleetCollector(records.fleets.all, queue.depth, followers.count))

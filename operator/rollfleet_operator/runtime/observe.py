@@ -1,18 +1,19 @@
 """One look at a fleet: the objects from quorum, the pods from the store, the guards from their followers."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.certificates import Certificates
-from rollfleet_operator.clients.errors import InvalidSpec, NotFound
+from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
 from rollfleet_operator.core.observed import Observed, Settings
 from rollfleet_operator.ports import ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import split_key
+from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
 
 
@@ -43,18 +44,26 @@ class Read:
 class Observer:
     """Two reads of the API server a pass, whatever the size of the fleet."""
 
-    def __init__(self, cluster: Cluster, certificates: Certificates, records: Records, settings: Settings) -> None:
+    def __init__(
+        self, cluster: Cluster, certificates: Certificates, records: Records, settings: Settings, uptime: Uptime
+    ) -> None:
         self._cluster = cluster
         self._certificates = certificates
         self._records = records
         self._settings = settings
+        self._uptime = uptime
 
     async def read(self, key: str) -> Read:
         """The fleet and the WeightVersions that name it."""
         namespace, name = split_key(key)
-        fleet, listing = await asyncio.gather(
-            self._fleet(namespace, name), self._cluster.list(WEIGHT_VERSIONS, namespace), return_exceptions=False
-        )
+        try:
+            fleet, listing = await asyncio.gather(
+                self._fleet(namespace, name), self._cluster.list(WEIGHT_VERSIONS, namespace)
+            )
+        except Unreachable:
+            self._uptime.lost()
+            raise
+        self._uptime.seen()
         named = {item["metadata"]["name"]: item for item in listing.items if _names(item, name)}
         return Read(fleet, named)
 
@@ -71,7 +80,7 @@ class Observer:
             pods=pods,
             guards=self._records.followers.views(key),
             ca_bundle=ca_bundle,
-            settings=self._settings,
+            settings=replace(self._settings, up_since=self._uptime.since),
             children=dict(self._records.children.hashes(key)),
         )
         return Seen(observed, read.fleet, read.weight_versions)

@@ -14,7 +14,7 @@ from rollfleet_operator.core.observed import GuardView
 from rollfleet_protocol.commands import Arm, Cancel, Command
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.refusals import RefusalReason
-from rollfleet_protocol.state import EngineState
+from rollfleet_protocol.state import EngineState, Operation, OperationName, OperationStatus
 from tests.support.pods import make_pod
 from tests.support.states import make_state
 
@@ -174,7 +174,8 @@ async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: 
     for _ in range(3):
         await watched.command(arm(), Refused("Close before Arm", RefusalReason.ORDER_VIOLATION))
     assert watched.view.refusals == (("Arm", "Close before Arm"),)
-    assert watched.news == news + 1
+    assert (watched.view.setbacks, watched.view.last_setback) == (3, NOW)
+    assert watched.news == news + 3
     for n in range(2 * MAX_REFUSALS):
         await watched.command(
             Cancel(incarnation="i-1", epoch=1), Refused(f"refusal {n}", RefusalReason.ORDER_VIOLATION)
@@ -182,7 +183,23 @@ async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: 
     assert len(watched.view.refusals) == MAX_REFUSALS
     assert watched.view.refusals[-1] == ("Cancel", f"refusal {2 * MAX_REFUSALS - 1}")
     await watched.command(arm(epoch=2), make_state(2, epoch=2))
-    assert watched.view.refusals == ()
+    assert (watched.view.refusals, watched.view.setbacks, watched.view.last_setback) == ((), 0, None)
+
+
+async def test_operations_that_fail_are_counted_once_each(watched: Watched) -> None:
+    def failing(sequence: int, seconds: float, status: OperationStatus = OperationStatus.FAILED) -> EngineState:
+        operation = Operation(name=OperationName.PREPARE, epoch=1, version=3, status=status, seconds=seconds)
+        return make_state(sequence, operation=operation)
+
+    await watched.hear(failing(1, 0.0, OperationStatus.RUNNING))
+    assert watched.view.setbacks == 0
+    await watched.hear(failing(2, 0.1))
+    await watched.hear(failing(3, 0.1))
+    assert (watched.view.setbacks, watched.view.last_setback) == (1, NOW)
+    await watched.hear(failing(4, 0.2))
+    assert watched.view.setbacks == 2
+    await watched.hear(make_state(1, "i-2"))
+    assert (watched.view.setbacks, watched.view.last_setback) == (0, None)
 
 
 async def test_refusals_that_mean_another_process_or_epoch_are_not_kept(watched: Watched) -> None:

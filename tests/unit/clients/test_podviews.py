@@ -36,6 +36,8 @@ def test_a_restarted_engine_keeps_its_last_words() -> None:
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     view = pod_view(make_pod(container={"state": waiting, "lastState": last, "restartCount": 4}))
     assert (view.container, view.restarts, view.exit_code) == (ContainerState.WAITING, 4, 78)
+    assert view.started
+    assert not pod_view(make_pod(container={"started": False})).started
     assert "CrashLoopBackOff" in view.message
     running = pod_view(make_pod(container={"lastState": last, "restartCount": 1}))
     assert (running.container, running.message) == (ContainerState.RUNNING, "Error: no such model")
