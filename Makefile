@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 LAYERS := unit charts contract integration e2e
+# With KUBECONFIG set, that cluster; else the local one.
+CLUSTER := eval "$$($(BIN)/python -m examples.demo.environment env)";
 
 .PHONY: help
 help: ## this list
@@ -55,3 +57,52 @@ verify: lint types ## lint, types, and generated files equal to what would be ge
 .PHONY: unit
 unit: setup ## pure tests, under 20 s
 	@$(PYTEST) tests/unit -q
+
+.PHONY: vllm-venv
+vllm-venv: setup ## the environment with real vLLM for the CPU, kept outside the tree
+	@$(BIN)/python -m devtools.vllm_venv
+
+.PHONY: cluster
+cluster: setup ## start the local Kubernetes (or use KUBECONFIG)
+	@$(BIN)/python -m examples.demo.environment cluster
+
+.PHONY: prepare
+prepare: setup ## all that tests need around them: cluster, vLLM, images, models, chart
+	@$(BIN)/python -m examples.demo.environment all
+
+.PHONY: charts
+charts: cluster ## the chart: render matrix, strict values, rights
+	@$(CLUSTER) $(PYTEST) tests/charts -q
+
+.PHONY: contract
+contract: vllm-venv ## one suite against the simulator and against real vLLM, and vLLM's inside
+	@$(PYTEST) tests/contract tests/vllm -q
+
+.PHONY: integration
+integration: prepare ## the operator's parts against a real API server
+	@$(CLUSTER) $(PYTEST) tests/integration -q
+
+.PHONY: e2e
+e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s
+
+.PHONY: devcluster-test
+devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind
+	@$(BIN)/python -m pytest tests/devcluster -q
+
+.PHONY: test
+test: ## everything; set-up is timed apart from the tests
+	@$(PYTHON) -m devtools.layers setup prepare
+	@$(PYTHON) -m devtools.layers verify $(LAYERS)
+
+.PHONY: demo
+demo: setup ## a real fleet changes its weights under load on a local Kubernetes
+	@$(BIN)/python -m examples.demo
+
+.PHONY: bench
+bench: setup ## in-place update against replacing pods, its phases, and our own overhead
+	@$(BIN)/python -m tests.bench
+
+.PHONY: down
+down: ## remove the local Kubernetes and all that it put on the machine
+	@$(PYTHON) -m devcluster down

@@ -124,7 +124,7 @@ def build_images(*, local: bool) -> Images:
     return Images(
         operator=_image("Dockerfile.operator", OPERATOR_IMAGE, build_args=base),
         engine=_image("Dockerfile.engine", ENGINE_IMAGE, build_args=base),
-        router=_image("devcluster/images/router.Dockerfile", ROUTER_IMAGE, build_args=base),
+        router=_image("Dockerfile.router", ROUTER_IMAGE, build_args=base),
     )
 
 
@@ -165,7 +165,7 @@ async def install_chart(images: Images) -> None:
         "image.tag": images.operator.rpartition(":")[2],
         "image.pullPolicy": "IfNotPresent",
         "router.image": images.router,
-        "allowHostPath": "true",
+        "hostPathVolumes.allowed": "true",
     }
     settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
     with step("installing the chart"):
@@ -206,6 +206,32 @@ def prepare() -> Environment:
     return Environment(images, models, venv)
 
 
+def print_env() -> None:
+    """Exports for a shell: the cluster that `use_cluster` takes, without starting one."""
+    foreign = os.environ.get("KUBECONFIG")
+    if not foreign or _is_local(foreign):
+        print(run(*_devcluster("env")), end="")
+
+
+def main(what: str) -> int:
+    """`cluster`, `all` or `env`."""
+    try:
+        if what == "env":
+            print_env()
+        elif what == "cluster":
+            use_cluster()
+        else:
+            prepare()
+    except (SetupError, vllm_venv.VenvError) as error:
+        print(f"environment: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def folders(models: Path) -> Sequence[Path]:
     """The folders of all versions, in order."""
     return [models / ("base" if version == 0 else f"step-{version}") for version in range(CHECKPOINTS + 1)]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

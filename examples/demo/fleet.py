@@ -107,21 +107,21 @@ class Fleet:
 def gate_change(pod: str, line: str) -> GateChange | None:
     """A guard's log line as a gate change; None for any other line."""
     start = line.find("{")
-    if start < 0 or '"gate"' not in line:
+    if start < 0 or '"gate.' not in line:
         return None
     try:
         entry = json.loads(line[start:])
     except json.JSONDecodeError:
         return None
-    if entry.get("event") != "gate":
+    if entry.get("event") not in ("gate.opened", "gate.closed"):
         return None
-    last = entry.get("lastAdmissionTimeNs")
+    last = entry.get("lastAdmissionNs")
     return GateChange(
         engine=pod,
         time=entry["timeNs"] / 1e9,
-        opened=entry["gate"] == "Open",
+        opened=entry["event"] == "gate.opened",
         version=entry.get("version"),
-        last_admission=None if not last else last / 1e9,
+        last_admission=last / 1e9 if last else None,
     )
 
 
