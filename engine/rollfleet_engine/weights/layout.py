@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -141,10 +140,9 @@ def open_shards(folder: int, root: Path, *, confined: bool) -> tuple[Shard, ...]
 
 
 def close_shards(shards: list[Shard] | tuple[Shard, ...]) -> None:
-    """Close their files; a descriptor that is closed already does no harm."""
+    """Close their files, once."""
     for shard in shards:
-        with suppress(OSError):
-            os.close(shard.file.fd)
+        os.close(shard.file.fd)
 
 
 def _shard_names(names: list[str], index: dict[str, str] | None) -> list[str]:

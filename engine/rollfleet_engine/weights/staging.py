@@ -11,8 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollfleet_engine.weights.coverage import ModelTensors, require_coverage
@@ -61,6 +60,11 @@ class StagedCheckpoint:
     files: tuple[OpenFile, ...]
     tensors: tuple[StagedTensor, ...]
     digest: str
+    open_fds: list[int] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.open_fds is None:
+            object.__setattr__(self, "open_fds", [file.fd for file in self.files])
 
     @property
     def nbytes(self) -> int:
@@ -68,10 +72,9 @@ class StagedCheckpoint:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def close(self) -> None:
-        """Let the files go. Closing twice does no harm as long as nobody reuses the numbers in between."""
-        for file in self.files:
-            with suppress(OSError):
-                os.close(file.fd)
+        """Let the files go. Each is closed once, however often this is called: its number is somebody else's then."""
+        while self.open_fds:
+            os.close(self.open_fds.pop())
 
 
 def stage_checkpoint(

@@ -1,0 +1,31 @@
+"""A good checkpoint in two shards and the model that it fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from rollfleet_engine.tools.tiny_model import make_simulated
+from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
+
+settings.register_profile("rollfleet", deadline=None)  # load on the machine is no failure of a test
+settings.load_profile("rollfleet")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Folder with base and step-1."""
+    make_simulated(tmp_path / "root", checkpoints=1, seed=0, shards=2)
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def checkpoint(root: Path) -> Path:
+    return root / "step-1"
+
+
+@pytest.fixture
+def model(root: Path) -> ModelTensors:
+    return read_model_tensors(root / "base")
