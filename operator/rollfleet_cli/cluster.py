@@ -1,0 +1,138 @@
+"""Reading our objects, and the engines' pods, with the credentials that kubectl uses."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from pydantic import ValidationError
+
+from rollfleet_cli.errors import ForbiddenError, NotFoundError, UnreachableError
+from rollfleet_operator.api.meta import GROUP, LABEL_COMPONENT, LABEL_FLEET, VERSION, ApiModel
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.api.weightversion import WeightVersion
+
+Model = TypeVar("Model", bound=ApiModel)
+CONNECT_S, READ_S = 5.0, 15.0
+HTTP_FORBIDDEN, HTTP_NOT_FOUND = 403, 404
+
+
+class Reader(Protocol):
+    """What the commands need of a cluster."""
+
+    namespace: str
+
+    def fleets(self, namespace: str | None) -> list[RolloutEngine]:
+        """All fleets of a namespace, or of the cluster."""
+        ...
+
+    def fleet(self, namespace: str, name: str) -> RolloutEngine:
+        """One fleet."""
+        ...
+
+    def versions(self, namespace: str | None) -> list[WeightVersion]:
+        """All WeightVersions of a namespace, or of the cluster."""
+        ...
+
+    def pods(self, namespace: str | None, fleet: str | None) -> list[dict[str, Any]] | None:
+        """Pods of engines; None where the user may not list pods."""
+        ...
+
+
+@dataclass(frozen=True)
+class Access:
+    """Where the cluster is: as kubectl's own options say."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+
+
+class Cluster:
+    """Keeps Reader, with the official client. Its import takes a while, so it happens when a cluster is needed."""
+
+    def __init__(self, access: Access) -> None:
+        from kubernetes import config  # noqa: PLC0415 - half a second, not for --help
+        from kubernetes.client import ApiClient, Configuration  # noqa: PLC0415
+        from kubernetes.config import ConfigException  # noqa: PLC0415
+
+        configuration = Configuration()
+        configuration.retries = False
+        file = str(access.kubeconfig) if access.kubeconfig else None
+        try:
+            config.load_kube_config(file, context=access.context, client_configuration=configuration)
+            _, active = config.list_kube_config_contexts(file)
+        except (ConfigException, OSError) as error:
+            raise UnreachableError(f"no way to a cluster: {error}. Set KUBECONFIG, or give --kubeconfig.") from error
+        self.namespace: str = self._chosen(config, file, access.context, active).get("namespace") or "default"
+        self._client = ApiClient(configuration)
+
+    @staticmethod
+    def _chosen(config: Any, file: str | None, context: str | None, active: Mapping[str, Any]) -> dict[str, Any]:
+        if context is None:
+            return dict(active["context"])
+        contexts, _ = config.list_kube_config_contexts(file)
+        return next((dict(each["context"]) for each in contexts if each["name"] == context), {})
+
+    def fleets(self, namespace: str | None) -> list[RolloutEngine]:
+        """All fleets of a namespace, or of the cluster."""
+        return [_read(RolloutEngine, item) for item in self._list("rolloutengines", namespace)]
+
+    def fleet(self, namespace: str, name: str) -> RolloutEngine:
+        """One fleet."""
+        path = f"/apis/{GROUP}/{VERSION}/namespaces/{namespace}/rolloutengines/{name}"
+        return _read(RolloutEngine, self._get(path, f"RolloutEngine {namespace}/{name}"))
+
+    def versions(self, namespace: str | None) -> list[WeightVersion]:
+        """All WeightVersions of a namespace, or of the cluster."""
+        return [_read(WeightVersion, item) for item in self._list("weightversions", namespace)]
+
+    def pods(self, namespace: str | None, fleet: str | None) -> list[dict[str, Any]] | None:
+        """Pods of engines; None where the user may not list pods."""
+        selector = f"{LABEL_COMPONENT}=engine,{LABEL_FLEET}" + (f"={fleet}" if fleet else "")
+        path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
+        try:
+            return list(self._get(path, "pods", labelSelector=selector)["items"])
+        except ForbiddenError:
+            return None
+
+    def _list(self, plural: str, namespace: str | None) -> list[dict[str, Any]]:
+        where = f"namespaces/{namespace}/" if namespace else ""
+        return list(self._get(f"/apis/{GROUP}/{VERSION}/{where}{plural}", plural)["items"])
+
+    def _get(self, path: str, what: str, **query: str) -> dict[str, Any]:
+        from kubernetes.client import ApiException  # noqa: PLC0415
+        from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+        host = self._client.configuration.host
+        try:
+            request = self._client.param_serialize(
+                "GET", path, query_params=list(query.items()), auth_settings=["BearerToken"]
+            )
+            answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, READ_S))
+            return _checked(answer.status, answer.read(), what)
+        except (HTTPError, ApiException, OSError) as error:
+            raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
+
+
+def _checked(status: int, body: bytes, what: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        parsed = {}
+    if status < 300 and isinstance(parsed, dict):
+        return parsed
+    words = parsed.get("message") or body.decode(errors="replace")
+    if status == HTTP_NOT_FOUND:
+        raise NotFoundError(f"{what}: {words}")
+    if status == HTTP_FORBIDDEN:
+        raise ForbiddenError(f"{what}: {words}")
+    raise UnreachableError(f"{what}: HTTP {status}: {words}")
+
+
+def _read(model: type[Model], item: dict[str, Any]) -> Model:
+    try:
+        return model.model_validate(item)
+    except ValidationError as error:
+        name = (item.get("metadata") or {}).get("name")
+        raise UnreachableError(f"{model.__name__} {name} is not of the API that this program knows: {error}") from error

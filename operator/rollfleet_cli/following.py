@@ -1,0 +1,105 @@
+"""`rollfleet watch`: looks again and again, tells what changed, and knows when to end."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from rollfleet_cli.cluster import Reader
+from rollfleet_cli.errors import NotFoundError, TimedOutError, UnreachableError, UpdateFailedError
+from rollfleet_cli.view import FleetView, build_view
+
+INTERVAL_S = 0.5
+GIVE_UP_S = 30.0  # without any answer from the API server
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Time as the loop sees it."""
+
+    now: Callable[[], datetime]
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+def look(reader: Reader, namespace: str, name: str) -> FleetView:
+    """A fleet as it is now."""
+    fleet = reader.fleet(namespace, name)
+    return build_view(fleet, reader.versions(namespace), reader.pods(namespace, name))
+
+
+def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: float | None) -> Iterator[FleetView]:
+    """A view every INTERVAL_S, until TimedOutError or NotFoundError; UnreachableError only after GIVE_UP_S of it."""
+    started = answered = clock.monotonic()
+    while True:
+        try:
+            view = look(reader, namespace, name)
+        except UnreachableError:
+            if clock.monotonic() - answered > GIVE_UP_S:
+                raise
+        else:
+            answered = clock.monotonic()
+            yield view
+        if timeout_s is not None and clock.monotonic() - started > timeout_s:
+            raise TimedOutError(f"{namespace}/{name}: not there within {timeout_s:g} s")
+        clock.sleep(INTERVAL_S)
+
+
+def has_reached(view: FleetView, wanted: int) -> bool:
+    """Whether the fleet serves the wanted version, or a higher one; UpdateFailedError where it will not."""
+    update = view.update
+    if update is None:
+        if view.committed is not None and view.committed >= wanted:
+            return True
+        raise NotFoundError(f"{view.namespace}/{view.name}: no WeightVersion names this fleet")
+    if not update.is_current or update.version < wanted:
+        return False
+    if update.phase == "Active":
+        return True
+    if update.phase == "Failed":
+        why = view.last_failure or update.message or "see `rollfleet status`"
+        raise UpdateFailedError(f"{view.namespace}/{view.name}: version {update.version} failed: {why}")
+    return False
+
+
+def changes(old: FleetView | None, new: FleetView) -> list[str]:
+    """What to tell of a new view, one line each."""
+    lines = []
+    if old is None or (old.state, old.message) != (new.state, new.message):
+        lines.append(f"fleet {new.state}: {new.message}")
+    if old is None or old.committed != new.committed:
+        lines.append(f"committed version {'none' if new.committed is None else new.committed}")
+    if old is None or old.serving != new.serving or old.desired != new.desired:
+        lines.append(f"{new.serving}/{new.desired} engines serving")
+    lines += _update_changes(old, new) + _engine_changes(old, new)
+    lines += [problem for problem in new.problems if old is None or problem not in old.problems]
+    if new.last_failure and (old is None or old.last_failure != new.last_failure):
+        lines.append(f"last failure: {new.last_failure}")
+    return lines
+
+
+def _update_changes(old: FleetView | None, new: FleetView) -> list[str]:
+    if new.update is None:
+        return []
+
+    def words(view: FleetView | None) -> str:
+        update = view.update if view else None
+        if update is None:
+            return ""
+        progress = f" {update.done}/{update.total} engines" if update.total else ""
+        paused = f", paused {update.paused_seconds} s" if update.paused_seconds else ""
+        because = f": {update.message}" if update.message and update.phase in {"Pending", "Failed"} else ""
+        return f"version {update.version} {update.phase}{progress}{paused}{because}"
+
+    return [words(new)] if words(old) != words(new) else []
+
+
+def _engine_changes(old: FleetView | None, new: FleetView) -> list[str]:
+    before = {engine.name: (engine.state, engine.message) for engine in old.engines} if old else {}
+    after = {engine.name: (engine.state, engine.message) for engine in new.engines}
+    lines = [
+        f"engine {name} {state}{': ' + message if message else ''}"
+        for name, (state, message) in after.items()
+        if before.get(name) != (state, message)
+    ]
+    return lines + [f"engine {name} is gone" for name in before if name not in after]

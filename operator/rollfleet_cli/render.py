@@ -1,0 +1,123 @@
+"""Views as tables for a terminal. rich drops colours by itself where there is none."""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rollfleet_cli.view import EngineView, FleetView, UpdateView
+
+GOOD = {"Serving", "Active"}
+BAD = {"Failed", "Broken", "CommitUnknown", "Unschedulable", "Quarantined", "Uncertain"}
+MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
+
+
+def render_fleets(views: Iterable[FleetView]) -> RenderableType:
+    """A table of fleets, then whatever is wrong, in full."""
+    views = list(views)
+    table = _table("NAMESPACE", "FLEET", "SERVING", "VERSION", "STATE", "ASKED FOR", "UPDATE", "ENGINES")
+    for view in views:
+        table.add_row(view.namespace, view.name, *_fleet_cells(view))
+    return Group(table, *(part for view in views for part in _words(view)))
+
+
+def render_fleet(view: FleetView, now: datetime) -> RenderableType:
+    """One fleet with its engines."""
+    return Group(_heading(view), *_update_line(view, now), Text(), _engine_table(view, now), *_words(view))
+
+
+def _fleet_cells(view: FleetView) -> list[RenderableType]:
+    update = view.update
+    asked = str(update.version) if update else "-"
+    phase = _state(update.phase) if update else Text("-")
+    progress = f"{update.done}/{update.total}" if update and update.total else "-"
+    serving = f"{view.serving}/{view.desired}"
+    return [serving, _number(view.committed), _state(view.state), asked, phase, progress]
+
+
+def _heading(view: FleetView) -> Text:
+    text = Text(f"{view.namespace}/{view.name}", style="bold")
+    text.append(f"  version {_number(view.committed)}  {view.serving}/{view.desired} serving  ", style="not bold")
+    text.append_text(_state(view.state))
+    if view.endpoint:
+        text.append(f"  {view.endpoint}", style="not bold")
+    return text
+
+
+def _update_line(view: FleetView, now: datetime) -> list[Text]:
+    update = view.update
+    if update is None:
+        return [Text("no WeightVersion names this fleet")]
+    text = Text(f"{update.name}: version {update.version}")
+    if update.step:
+        text.append(f" (step {update.step})")
+    text.append("  ").append_text(_state(update.phase))
+    if update.total:
+        text.append(f"  {update.done}/{update.total} engines")
+    if update.phase_started and update.phase not in {"Active", "Failed", "Superseded"}:
+        text.append(f"  for {age(update.phase_started, now)}")
+    if update.paused_seconds:
+        text.append(f"  paused {update.paused_seconds} s")
+    if not update.is_current:
+        text.append("  (the operator has not seen the newest spec yet)")
+    return [text]
+
+
+def _engine_table(view: FleetView, now: datetime) -> Table:
+    table = _table("ENGINE", "STATE", "FOR", "NODE", "RESTARTS")
+    for engine in view.engines:
+        table.add_row(*_engine_cells(engine, now))
+    return table
+
+
+def _engine_cells(engine: EngineView, now: datetime) -> list[RenderableType]:
+    since = age(engine.since, now) if engine.since else ""
+    return [engine.name, _state(engine.state), since, engine.node, str(engine.restarts)]
+
+
+def _words(view: FleetView) -> list[Text]:
+    """What a person must read, each on a line of its own and never cut."""
+    where = f"{view.namespace}/{view.name}"
+    lines = [Text(f"{where}: {problem}", style="red") for problem in view.problems]
+    lines += [
+        Text(f"{each.name}: {each.state}: {each.message}", style="yellow") for each in view.engines if each.message
+    ]
+    if view.state not in GOOD and view.message:
+        lines.append(Text(f"{where}: {view.state}: {view.message}", style="yellow"))
+    if view.update and view.update.message and view.update.phase not in GOOD:
+        lines.append(Text(f"{where}: {_named(view.update)}: {view.update.message}", style="yellow"))
+    if view.last_failure:
+        lines.append(Text(f"{where}: last failure: {view.last_failure}", style="red"))
+    if not view.engines_known:
+        lines.append(Text(f"{where}: you may not list pods, so only engines that are not well are shown"))
+    return lines
+
+
+def _named(update: UpdateView) -> str:
+    return f"{update.name} version {update.version} {update.phase}"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True, overflow="fold")  # names are there to be copied
+    return table
+
+
+def _state(word: str) -> Text:
+    return Text(word, style="green" if word in GOOD else "red" if word in BAD else "yellow")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def age(since: datetime, now: datetime) -> str:
+    """As kubectl writes ages."""
+    seconds = max(0, int((now - since).total_seconds()))
+    for size, unit in ((DAY, "d"), (HOUR, "h"), (MINUTE, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"

@@ -1,0 +1,84 @@
+"""Tables: names are never cut, words of failures are there in full, colours only on a terminal."""
+
+import io
+from datetime import timedelta
+
+import pytest
+from rich.console import Console, RenderableType
+
+from rollfleet_cli.render import age, render_fleet, render_fleets
+from rollfleet_cli.view import build_view
+from rollfleet_operator.api.rolloutengine import Committed, EngineDetail, EnginesSummary, LastFinished, Outcome
+from rollfleet_operator.api.weightversion import Phase, Progress
+from tests.support.cli import NOW, make_condition, make_fleet, make_pod, make_version
+
+LONG = "safetensors: model-00002-of-00002.safetensors ends after 1048576 of 4194304 bytes " * 3
+
+
+def printed(what: RenderableType, *, terminal: bool = False, width: int = 240) -> str:
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, force_terminal=terminal, color_system="standard" if terminal else None).print(
+        what
+    )
+    return buffer.getvalue()
+
+
+def sick_view() -> RenderableType:
+    pods = [make_pod("qwen", 0), make_pod("qwen", 1)]
+    detail = EngineDetail(
+        name="qwen-1-0-abcde", ordinal=1, state="CatchingUp", since=NOW - timedelta(seconds=90), message=LONG
+    )
+    fleet = make_fleet(
+        serving_replicas=1,
+        committed=Committed(version=3, time=NOW),
+        engines=EnginesSummary(details=(detail,)),
+        last_finished=LastFinished(version=4, generation=4, outcome=Outcome.FAILED, message=LONG.strip()),
+        conditions=(make_condition("Available", holds=False, reason="CatchingUp", message="1 of 2 engines serve"),),
+    )
+    version = make_version(4, step="2100", phase=Phase.FAILED, progress=Progress(done=1, total=2))
+    return render_fleet(build_view(fleet, [version], pods), NOW)
+
+
+@pytest.mark.parametrize("width", [240, 80, 60])
+def test_every_word_of_a_failure_is_there_at_any_width(width: int) -> None:
+    words = printed(sick_view(), width=width).split()
+    assert words.count("safetensors:") >= 6, "three for the engine, three in the last failure"
+    assert {"qwen-0-0-abcde", "qwen-1-0-abcde", "CatchingUp", "90s"} <= set(words)
+
+
+def test_colours_on_a_terminal_only() -> None:
+    assert "\x1b[" in printed(sick_view(), terminal=True)
+    assert "\x1b[" not in printed(sick_view())
+
+
+def test_one_line_for_each_fleet() -> None:
+    well = build_view(
+        make_fleet(
+            serving_replicas=2,
+            committed=Committed(version=7, time=NOW),
+            conditions=(make_condition("Available", reason="Serving"),),
+        ),
+        [make_version(7, phase=Phase.ACTIVE)],
+        [],
+    )
+    lines = printed(render_fleets([well])).splitlines()
+    assert lines[0].split() == [
+        "NAMESPACE",
+        "FLEET",
+        "SERVING",
+        "VERSION",
+        "STATE",
+        "ASKED",
+        "FOR",
+        "UPDATE",
+        "ENGINES",
+    ]
+    assert lines[1].split() == ["rl", "qwen", "2/2", "7", "Serving", "7", "Active", "-"]
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (119, "119s"), (120, "2m"), (7200, "2h"), (200000, "2d"), (-5, "0s")]
+)
+def test_age(seconds: int, text: str) -> None:
+    assert age(NOW - timedelta(seconds=seconds), NOW) == text
