@@ -1,0 +1,153 @@
+"""What is valid, and which WeightVersion is in charge.
+
+The API server's rules are checked again: its CRDs may be older than we are.
+A message names the field, says what is wrong, and what to do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
+from rollfleet_operator.api.volumes import VolumeSource
+from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.core.observed import Settings
+from rollfleet_operator.core.reasons import Reason
+
+RESERVED_ENV = ("ROLLFLEET_ENGINE_CONFIG", "PYTHONPATH", "PYTHONHOME")
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something is accepted, and why not."""
+
+    accepted: bool
+    reason: Reason = Reason.ACCEPTED
+    message: str = ""
+
+
+ACCEPTED = Verdict(True)
+
+
+def _refused(reason: Reason, message: str) -> Verdict:
+    return Verdict(False, reason, message)
+
+
+def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
+    """Whether engines may be made from this."""
+    for field, text in _faults(fleet):
+        return _refused(Reason.INVALID_SPEC, f"{field} {text}")
+    if not settings.host_path_allowed:
+        for field, source in _sources(fleet):
+            if source.host_path is not None:
+                cure = "use a persistentVolumeClaim, or have the operator allow host paths"
+                return _refused(Reason.HOST_PATH_NOT_ALLOWED, f"{field}.hostPath is not allowed here: {cure}")
+    return ACCEPTED
+
+
+def _sources(fleet: RolloutEngine) -> Iterator[tuple[str, VolumeSource]]:
+    volumes = fleet.spec.volumes
+    yield "spec.volumes.model", volumes.model
+    if volumes.checkpoints is not None:
+        yield "spec.volumes.checkpoints", volumes.checkpoints
+    for extra in volumes.extra:
+        yield f"spec.volumes.extra[{extra.name}].source", extra.source
+
+
+def _faults(fleet: RolloutEngine) -> Iterator[tuple[str, str]]:
+    spec = fleet.spec
+    text = path_fault(spec.model.path, dot=True)
+    if text:
+        yield "spec.model.path", text
+    for field, source in _sources(fleet):
+        given = [
+            member for member in (source.persistent_volume_claim, source.host_path, source.csi) if member is not None
+        ]
+        if len(given) != 1:
+            yield field, "must have exactly one of persistentVolumeClaim, hostPath, csi"
+    yield from _repeated("spec.volumes.extra", "name", [extra.name for extra in spec.volumes.extra])
+    yield from _repeated("spec.volumes.extra", "mountPath", [extra.mount_path for extra in spec.volumes.extra])
+    yield from _repeated("spec.env", "name", [variable.name for variable in spec.env])
+    for variable in spec.env:
+        if variable.name in RESERVED_ENV:
+            yield f"spec.env[{variable.name}]", "is set by operator and image: remove it"
+    for kind in ("limits", "requests"):
+        if spec.accelerator.resource_name in ((spec.resources or {}).get(kind) or {}):
+            yield (
+                f"spec.resources.{kind}",
+                f"must not name {spec.accelerator.resource_name}: set spec.accelerator.perPod",
+            )
+
+
+def _repeated(field: str, key: str, values: list[str]) -> Iterator[tuple[str, str]]:
+    for value in values:
+        if values.count(value) > 1:
+            yield field, f"has two entries with {key} {value!r}: keep one"
+            return
+
+
+def path_fault(path: str, *, dot: bool = False) -> str:
+    """What is wrong with a path that must stay below a volume; empty where nothing is."""
+    if path.startswith("/"):
+        return f"{path!r} must be relative to the volume"
+    segments = path.split("/")
+    if ".." in segments:
+        return f'{path!r} must not hold a ".." segment'
+    if dot and path == ".":
+        return ""
+    if "" in segments or "." in segments:
+        return f'{path!r} must not hold empty or "." segments'
+    if any(ord(character) < 32 or ord(character) == 127 for character in path):
+        return f"{path!r} must not hold control characters"
+    return ""
+
+
+def in_charge(weight_versions: tuple[WeightVersion, ...], committed: Committed | None) -> WeightVersion | None:
+    """The one that brought the committed version, else the oldest that is not being deleted."""
+    present = [each for each in weight_versions if each.metadata.deletion_timestamp is None]
+    uid = None if committed is None else committed.weight_version_uid
+    oldest = min(present, key=_age, default=None)
+    return next((each for each in present if each.metadata.uid == uid), oldest)
+
+
+def _age(weight_version: WeightVersion) -> tuple[datetime, str]:
+    return weight_version.metadata.creation_timestamp or LONG_AGO, weight_version.metadata.uid
+
+
+def judge_weight_version(
+    weight_version: WeightVersion, fleet: RolloutEngine, charge: WeightVersion | None, committed: Committed | None
+) -> Verdict:
+    """Whether this WeightVersion may lead the fleet."""
+    spec = weight_version.spec
+    if charge is not None and charge.metadata.uid != weight_version.metadata.uid:
+        cure = f"raise spec.version of {charge.metadata.name!r}, or delete it"
+        who = f"WeightVersion {charge.metadata.name!r} is in charge of {fleet.metadata.name!r}"
+        text = f"spec.engineRef.name: {who}: {cure}"
+        return _refused(Reason.ANOTHER_WEIGHT_VERSION, text)
+    if spec.source.checkpoint is None:
+        return _refused(Reason.INVALID_SPEC, "spec.source.checkpoint is missing for type Checkpoint")
+    fault = path_fault(spec.source.checkpoint.path)
+    if fault:
+        return _refused(Reason.INVALID_SPEC, f"spec.source.checkpoint.path {fault}")
+    if fleet.spec.volumes.checkpoints is None:
+        fleet_name = fleet.metadata.name
+        text = f"spec.source.checkpoint needs spec.volumes.checkpoints, which RolloutEngine {fleet_name!r} has not"
+        return _refused(Reason.INVALID_SPEC, text)
+    return _judge_version(weight_version, committed)
+
+
+def _judge_version(weight_version: WeightVersion, committed: Committed | None) -> Verdict:
+    version = weight_version.spec.version
+    if committed is None or version > committed.version:
+        return ACCEPTED
+    if version == committed.version and committed.weight_version_uid == weight_version.metadata.uid:
+        return ACCEPTED
+    text = f"spec.version {version} must exceed {committed.version}, which the fleet has committed"
+    return _refused(Reason.VERSION_NOT_HIGHER, text)
+
+
+def judge_orphan(weight_version: WeightVersion) -> Verdict:
+    """A WeightVersion whose fleet does not exist."""
+    text = f"spec.engineRef.name: there is no RolloutEngine {weight_version.spec.engine_ref.name!r} in this namespace"
+    return _refused(Reason.ENGINE_NOT_FOUND, text)

@@ -1,0 +1,167 @@
+"""Late joiners: every engine that does not hold the committed weights, verified, is led to them and then opened.
+
+New and restarted engines, those that a failed update touched, and those that an update closed and did not touch are
+all one case. Each pass looks where the engine is and gives the next command of Prepare, Close, Arm, Transfer, Verify,
+Open. A failure is repeated with back-off for as long as the engine is there; the fleet's status tells it in the
+engine's own words.
+
+Before an engine opens, its answer to the probe is compared with that of an engine that serves already.
+"""
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+from rollfleet_operator.api.rolloutengine import Committed
+from rollfleet_operator.api.weightversion import Deadlines, WeightVersion
+from rollfleet_operator.core import steps
+from rollfleet_operator.core.moves import just_closed, quiet
+from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.work import Work, back_off_until, busy, failed_operation, own_words
+from rollfleet_operator.core.world import Engine, World, holds
+from rollfleet_protocol.state import EngineState, FailureReason, Gate, OperationName, Staged, WeightsState
+
+
+class Obstacle(StrEnum):
+    """Why a late joiner gets no further by itself."""
+
+    NO_SOURCE = "NoSource"
+    CHANGED = "Changed"
+    DISAGREES = "Disagrees"
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """What is said of a late joiner that is stuck."""
+
+    obstacle: Obstacle
+    text: str
+
+
+@dataclass
+class CatchUp:
+    """Leads engines to the committed version under one epoch. `stuck`: by pod name, who gets no further and why."""
+
+    world: World
+    committed: Committed
+    epoch: int
+    tokens: tuple[int, ...]
+    tolerance: Decimal
+    deadlines: Deadlines
+    work: Work
+    stuck: dict[str, Joiner] = field(default_factory=dict)
+    stale_stage: bool = False  # somebody staged files that changed since: only a new epoch makes it stage them anew
+
+    def run(self, *, update_under_way: bool) -> None:
+        """Give each engine its next command."""
+        for engine, state in self.world.usable:
+            if state.epoch > self.epoch:
+                continue  # it follows the update that is under way
+            if engine.serves(self.committed):
+                if not update_under_way:
+                    self._tidy(engine, state)
+            elif not busy(state, self.epoch):
+                self._lead(engine, state)
+
+    def _tidy(self, engine: Engine, state: EngineState) -> None:
+        """An engine that serves holds on to nothing of an update that was given up."""
+        running = engine.running()
+        unwanted = state.staged is not None and state.staged.version != self.committed.version
+        preparing = running is not None and running.name is OperationName.PREPARE
+        if unwanted or preparing:
+            steps.cancel(self.epoch, engine, state, self.work)
+
+    def _lead(self, engine: Engine, state: EngineState) -> None:
+        if holds(state, self.committed):
+            self._let_in(engine, state)
+        elif state.gate is Gate.OPEN:  # open on other weights than the committed ones: that comes before all else
+            steps.close(self.world, self.epoch, engine, state, self.committed.version, self.deadlines, self.work)
+        elif self.committed.version == 0 and state.weights.state is WeightsState.INITIAL:
+            steps.verify_initial(self.world, self.epoch, engine, state, self.tokens, self.work)
+        elif self._is_loaded(state):
+            steps.verify(self.epoch, engine, state, self.tokens, self.deadlines, self.work)
+        else:
+            self._load(engine, state)
+
+    def _is_loaded(self, state: EngineState) -> bool:
+        weights = state.weights
+        if weights.state is not WeightsState.LOADED or weights.version != self.committed.version:
+            return False
+        return self.committed.digest is None or weights.digest == self.committed.digest
+
+    def _load(self, engine: Engine, state: EngineState) -> None:
+        found = state.staged
+        if found is None or (found.epoch, found.version) != (self.epoch, self.committed.version):
+            if not steps.prepare(self.epoch, engine, state, self.committed, self.deadlines, self.work):
+                text = f"version {self.committed.version} is stored nowhere: it waits for the next one"
+                self.stuck[engine.name] = Joiner(Obstacle.NO_SOURCE, text)
+        elif self.committed.digest is not None and found.digest != self.committed.digest:
+            text = f"{found.path!r} now has digest {found.digest}, committed was {self.committed.digest}"
+            self.stuck[engine.name] = Joiner(Obstacle.CHANGED, text)
+        elif self._is_stale(state):
+            self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])
+            due = back_off_until(engine, OperationName.TRANSFER.value)
+            self.stale_stage = due is None or due <= self.work.now
+            if due is not None and not self.stale_stage:
+                self.work.wake(due)
+        else:
+            self._apply(engine, state, found)
+
+    def _is_stale(self, state: EngineState) -> bool:
+        broken = failed_operation(state, OperationName.TRANSFER, self.epoch, self.committed.version)
+        failure = None if broken is None else broken.failure
+        return failure is not None and failure.reason is FailureReason.CHECKPOINT_CHANGED
+
+    def _apply(self, engine: Engine, state: EngineState, found: Staged) -> None:
+        version = self.committed.version
+        if not quiet(engine, state, self.epoch):
+            steps.close(self.world, self.epoch, engine, state, version, self.deadlines, self.work)
+        elif not state.armed:
+            steps.arm(self.epoch, engine, state, self.work, at_once=just_closed(state, self.epoch))
+        else:
+            steps.transfer(self.epoch, engine, state, version, found.digest, self.deadlines, self.work)
+
+    def _let_in(self, engine: Engine, state: EngineState) -> None:
+        if not engine.settled:
+            return  # the kubelet's word comes within seconds, and is news
+        difference = self._difference(engine, state)
+        if difference is not None:
+            self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, difference)
+            return
+        steps.let_in(self.epoch, engine, state, self.work)
+
+    def _difference(self, engine: Engine, state: EngineState) -> str | None:
+        """How its answer to the probe differs from that of an engine that serves; None where none differs."""
+        probe = state.probe
+        if probe is None or probe.version != self.committed.version:
+            return None
+        for other in self.world.serving(self.committed):
+            reference = other.state.probe if other.state is not None else None
+            if reference is None or reference.version != self.committed.version or reference.tokens != probe.tokens:
+                continue
+            found = compare([(other.name, reference), (engine.name, probe)], self.tolerance)
+            return found.text if isinstance(found, Disagreement) else None
+        return None
+
+
+def build_catch_up(
+    world: World, committed: Committed, epoch: int, weight_version: WeightVersion | None, work: Work
+) -> CatchUp:
+    """With the probe, tolerance and deadlines of the WeightVersion that brought the version, else the operator's."""
+    settings = world.settings
+    tokens, tolerance, deadlines = settings.probe_tokens, Decimal(str(settings.probe_tolerance)), Deadlines()
+    if weight_version is not None:
+        deadlines = weight_version.spec.deadlines
+        if weight_version.metadata.uid == committed.weight_version_uid:
+            tokens = weight_version.spec.verify.probe.tokens
+            tolerance = Decimal(weight_version.spec.verify.probe.max_abs_logprob_diff)
+    return CatchUp(world, committed, epoch, _known_tokens(world, committed) or tokens, tolerance, deadlines, work)
+
+
+def _known_tokens(world: World, committed: Committed) -> tuple[int, ...] | None:
+    """The probe that engines that serve have answered already: only the same one can be compared."""
+    for engine in world.serving(committed):
+        probe = engine.state.probe if engine.state is not None else None
+        if probe is not None and probe.version == committed.version:
+            return probe.tokens
+    return None

@@ -1,0 +1,134 @@
+"""What the fleet has committed, where no update says so: the first verification of a new fleet, and a lost record.
+
+A new fleet verifies version 0, its model.path as loaded at start, under epoch 1, which is kept for that. It commits
+as soon as every engine that is up has answered the probe and all agree; engines that come up later are late joiners.
+Waiting for all replicas would let one engine that finds no node keep the whole fleet from serving.
+
+A lost record: whatever the open guards hold is committed, if they agree and every engine that may be open was asked.
+Nobody open, but somebody has seen an epoch above 1 (or a WeightVersion remembers an update of this very fleet):
+nobody can tell what was committed. The fleet stays closed and says that a higher WeightVersion decides. No command is
+given meanwhile.
+"""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+
+from rollfleet_operator.api.rolloutengine import Committed, Outcome
+from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.steps import verify_initial
+from rollfleet_operator.core.work import Work, failed_operation
+from rollfleet_operator.core.world import FIRST_EPOCH, Engine, Fence, World
+from rollfleet_protocol.state import EngineState, Gate, OperationName, ProbeResult, Weights, WeightsState
+
+CHECKPOINT = "checkpoint:"
+
+
+@dataclass(frozen=True)
+class CommitPlan:
+    """The record, and what is to be said about it. `first`: a new fleet that has not verified anything yet."""
+
+    record: Record
+    first: bool = False
+    reason: Reason | None = None  # ProbesDisagree or CommitUnknown
+    message: str = ""
+
+
+def plan_commit(world: World, record: Record, weight_versions: tuple[WeightVersion, ...], work: Work) -> CommitPlan:
+    """Find out what is committed, where the record does not say."""
+    if record.committed is not None:
+        return CommitPlan(_follow(world, record))
+    if _is_new(world, record, weight_versions):
+        return _first(world, record, work)
+    return _recover(world, record, weight_versions, work)
+
+
+def _follow(world: World, record: Record) -> Record:
+    """Guards that are ahead of the record would refuse everything: allot an epoch above theirs."""
+    if world.guards_epoch <= record.epoch:
+        return record
+    return replace(record, epoch=world.guards_epoch + 1)
+
+
+def _is_new(world: World, record: Record, weight_versions: tuple[WeightVersion, ...]) -> bool:
+    if max(record.epoch, world.guards_epoch) > FIRST_EPOCH:
+        return False
+    return not any(_remembers(weight_version, world.created) for weight_version in weight_versions)
+
+
+def _remembers(weight_version: WeightVersion, created: datetime | None) -> bool:
+    """Whether an update succeeded on this fleet, not on one of the same name that was deleted before."""
+    times = [entry.time for entry in weight_version.status.history if entry.outcome is Outcome.ACTIVE]
+    return any(created is None or time >= created for time in times)
+
+
+def _first(world: World, record: Record, work: Work) -> CommitPlan:
+    if record.epoch < FIRST_EPOCH:
+        # Nothing to verify yet: the epoch waits too, so that an empty fleet is not written to.
+        return CommitPlan(replace(record, epoch=FIRST_EPOCH) if world.usable else record, first=True)
+    verified: list[tuple[str, ProbeResult | None]] = []
+    pending = False
+    for engine, state in world.usable:
+        if state.weights.state is WeightsState.VERIFIED and state.weights.version == 0:
+            verified.append((engine.name, state.probe))
+        elif state.weights.state is WeightsState.INITIAL:
+            verify_initial(world, record.epoch, engine, state, world.settings.probe_tokens, work)
+            failed = failed_operation(state, OperationName.VERIFY, record.epoch, 0)
+            pending = pending or failed is None
+    if pending or not verified:
+        return CommitPlan(record, first=True)
+    found = compare(verified, Decimal(str(world.settings.probe_tolerance)))
+    if isinstance(found, Disagreement):
+        return CommitPlan(record, first=True, reason=Reason.PROBES_DISAGREE, message=found.text)
+    work.note(f"version 0 is committed: {len(verified)} engines verified")
+    return CommitPlan(replace(record, committed=Committed(version=0, time=work.now)), first=False)
+
+
+def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion, ...], work: Work) -> CommitPlan:
+    silent = [engine.name for engine in world.engines if engine.fence(record.epoch) is Fence.UNKNOWN]
+    if silent:
+        text = (
+            f"the record of the committed version is lost, and {', '.join(silent[:3])} may be open and does not answer"
+        )
+        return CommitPlan(record, reason=Reason.COMMIT_UNKNOWN, message=text)
+    held = {_identity(state.weights): (engine, state) for engine, state in _open(world)}
+    if len(held) == 1:
+        ((_, state),) = held.values()
+        committed = _committed(state.weights, weight_versions, work.now)
+        work.note(f"the lost record is found again: version {committed.version} is open")
+        return CommitPlan(_follow(world, replace(record, committed=committed)))
+    open_ones = ", ".join(f"{engine.name} at {state.weights.version}" for engine, state in held.values())
+    seen = f"engines are open at different versions ({open_ones})" if held else "no engine is open"
+    cure = "create a WeightVersion, or raise spec.version of the present one, with the checkpoint that shall be served"
+    text = f"the record of the committed version is lost and {seen}: {cure}"
+    return CommitPlan(_follow(world, record), reason=Reason.COMMIT_UNKNOWN, message=text)
+
+
+def _open(world: World) -> list[tuple[Engine, EngineState]]:
+    return [
+        (engine, state)
+        for engine in world.engines
+        if (state := engine.answering) is not None
+        and state.gate is Gate.OPEN
+        and state.weights.state is WeightsState.VERIFIED
+    ]
+
+
+def _identity(weights: Weights) -> tuple[int | None, str | None]:
+    return weights.version, weights.digest
+
+
+def _committed(weights: Weights, weight_versions: tuple[WeightVersion, ...], now: datetime) -> Committed:
+    uid = next((each.metadata.uid for each in weight_versions if each.spec.version == weights.version), None)
+    path = weights.source.removeprefix(CHECKPOINT) if weights.source.startswith(CHECKPOINT) else None
+    version = weights.version or 0
+    return Committed(
+        version=version,
+        digest=weights.digest if version else None,
+        checkpoint=path,
+        weight_version_uid=uid if version else None,
+        time=now,
+    )

@@ -1,0 +1,165 @@
+"""What each engine is doing, in one word and in its own text."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from rollfleet_operator.api.rolloutengine import Committed, EngineDetail, EnginesSummary
+from rollfleet_operator.core.catch_up import Joiner, Obstacle
+from rollfleet_operator.core.conditions import clip
+from rollfleet_operator.core.observed import ContainerState
+from rollfleet_operator.core.work import Work, own_words
+from rollfleet_operator.core.world import Engine, World, holds
+from rollfleet_protocol.refusals import ClosedReason
+from rollfleet_protocol.state import EngineState, Gate, WeightsState
+
+MAX_DETAILS = 10
+MAX_TEXT = 512
+WAITING_IS_BROKEN = (  # the kubelet's waiting reasons that do not pass by themselves
+    "CrashLoopBackOff",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+)
+
+
+class Doing(StrEnum):
+    """An engine's state as the fleet's status counts it."""
+
+    UNSCHEDULABLE = "Unschedulable"
+    STARTING = "Starting"
+    WAITING_FOR_WEIGHTS = "WaitingForWeights"
+    CATCHING_UP = "CatchingUp"
+    UPDATING = "Updating"
+    SERVING = "Serving"
+    UNREACHABLE = "Unreachable"
+    UNCERTAIN = "Uncertain"
+    BROKEN = "Broken"
+    TERMINATING = "Terminating"
+
+
+UNWELL = (Doing.UNSCHEDULABLE, Doing.UNREACHABLE, Doing.UNCERTAIN, Doing.BROKEN)
+
+
+@dataclass(frozen=True)
+class EngineNote:
+    """What is said of one engine."""
+
+    engine: Engine
+    doing: Doing
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What judging an engine takes besides itself."""
+
+    world: World
+    committed: Committed | None
+    stuck: dict[str, Joiner]
+    under_way: bool  # an update runs, from Preparing to the commit
+    targets: frozenset[str]  # pods of that update
+
+
+def describe(scene: Scene, work: Work) -> tuple[EngineNote, ...]:
+    """All engines, in the order of their ordinals."""
+    return tuple(_describe(scene, engine, work) for engine in scene.world.engines)
+
+
+def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: PLR0911 - one answer per case
+    pod, state = engine.pod, engine.answering
+    if pod.deleting:
+        return EngineNote(engine, Doing.TERMINATING)
+    if engine.ended:
+        return EngineNote(engine, Doing.BROKEN, f"the pod is {pod.phase}: {pod.message}".rstrip(": "))
+    if pod.unschedulable:
+        return EngineNote(engine, Doing.UNSCHEDULABLE, pod.message)
+    if engine.quarantined and engine.state is not None:
+        text = f"quarantined: it names epoch {engine.state.epoch}, far above all others; delete the pod"
+        return EngineNote(engine, Doing.BROKEN, text)
+    if state is None or (engine.stopped and state.gate is Gate.CLOSED and not pod.ip):
+        return _absent(scene, engine, work)
+    if not state.alive:
+        return EngineNote(engine, Doing.BROKEN, own_words(engine)[1] or "the engine core is dead")
+    if engine.serves(scene.committed):
+        return EngineNote(engine, Doing.SERVING)
+    return _closed(scene, engine, state)
+
+
+def _absent(scene: Scene, engine: Engine, work: Work) -> EngineNote:
+    """Its guard does not answer."""
+    pod = engine.pod
+    waits = pod.container in (ContainerState.WAITING, ContainerState.TERMINATED)
+    if waits and (pod.container is ContainerState.TERMINATED or pod.message.startswith(WAITING_IS_BROKEN)):
+        return EngineNote(engine, Doing.BROKEN, _restarted(engine))
+    seconds = scene.world.fleet.spec.startup.timeout_seconds
+    if engine.stopped or engine.state is None:
+        due = pod.created + timedelta(seconds=seconds)
+        if work.now >= due:
+            text = f"is not up {seconds} s after its pod was made (spec.startup.timeoutSeconds): {_restarted(engine)}"
+            return EngineNote(engine, Doing.BROKEN, text.rstrip(": "))
+        work.wake(due)
+        return EngineNote(engine, Doing.STARTING, _restarted(engine) if pod.restarts else pod.message)
+    return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error if engine.guard else "")
+
+
+def _restarted(engine: Engine) -> str:
+    pod = engine.pod
+    times = f"restarted {pod.restarts} times" if pod.restarts else ""
+    code = "" if pod.exit_code is None else f"exit code {pod.exit_code}"
+    return ": ".join(text for text in (", ".join(text for text in (times, code) if text), pod.message) if text)
+
+
+def _closed(scene: Scene, engine: Engine, state: EngineState) -> EngineNote:  # noqa: PLR0911 - one answer per case
+    """Its guard answers, and it does not serve the committed version."""
+    joiner = scene.stuck.get(engine.name)
+    if joiner is not None:
+        waits = joiner.obstacle is Obstacle.NO_SOURCE
+        return EngineNote(engine, Doing.WAITING_FOR_WEIGHTS if waits else Doing.BROKEN, joiner.text)
+    failure = _failure(engine)
+    if scene.under_way:
+        takes_part = engine.name in scene.targets or (
+            not scene.targets and state.closed_reason == ClosedReason.UPDATING.value
+        )
+        if takes_part:
+            return EngineNote(engine, Doing.UPDATING, failure)
+        return EngineNote(engine, Doing.WAITING_FOR_WEIGHTS, failure or "joins after the update")
+    if scene.committed is None:
+        if state.weights.state is WeightsState.UNCERTAIN:
+            return EngineNote(engine, Doing.UNCERTAIN, failure)
+        return EngineNote(engine, Doing.WAITING_FOR_WEIGHTS, failure)
+    if holds(state, scene.committed) and engine.name in scene.targets:
+        return EngineNote(engine, Doing.UPDATING, failure)
+    return EngineNote(engine, Doing.CATCHING_UP, failure)
+
+
+def _failure(engine: Engine) -> str:
+    reason, text = own_words(engine)
+    return f"{reason}: {text}" if reason and text else text
+
+
+def summarise(notes: tuple[EngineNote, ...], old: EnginesSummary, now: datetime) -> EnginesSummary:
+    """Counts, and the details of those that are not well. `since` stays while the state does."""
+    counts: dict[str, int] = {}
+    for note in notes:
+        counts[note.doing.value] = counts.get(note.doing.value, 0) + 1
+    known = {(detail.name, detail.state): detail.since for detail in old.details}
+    told = [
+        note for note in notes if note.doing is not Doing.SERVING and (note.doing is not Doing.UPDATING or note.text)
+    ]
+    told.sort(key=lambda note: (note.doing not in UNWELL, note.engine.ordinal, note.engine.name))
+    details = tuple(
+        EngineDetail(
+            name=note.engine.name,
+            ordinal=note.engine.ordinal,
+            state=note.doing.value,
+            since=known.get((note.engine.name, note.doing.value), now.replace(microsecond=0)),
+            message=clip(note.text, MAX_TEXT),
+        )
+        for note in told[:MAX_DETAILS]
+    )
+    return EnginesSummary(counts=dict(sorted(counts.items())), details=details, time=old.time)

@@ -1,0 +1,187 @@
+"""What the phases of an update share: their view of it, what they answer, and common commands."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from rollfleet_operator.api.rolloutengine import Committed, Outcome
+from rollfleet_operator.api.weightversion import FailedEngine, Phase, Progress, WeightVersion, WeightVersionStatus
+from rollfleet_operator.core.conditions import clip
+from rollfleet_operator.core.policies import Deadline, seconds_text
+from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.work import Work, busy
+from rollfleet_operator.core.world import Engine, Fence, World
+from rollfleet_protocol.commands import Arm, Close
+from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus
+
+MAX_HOLD_UPS = 10
+MAX_HOLD_UP_TEXT = 512
+
+SECONDS_OF = {
+    Phase.PREPARING: "preparing",
+    Phase.QUIESCING: "quiescing",
+    Phase.TRANSFERRING: "transferring",
+    Phase.VERIFYING: "verifying",
+    Phase.OPENING: "opening",
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an update ends, and why."""
+
+    outcome: Outcome
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What a phase answers. `catch_up_epoch`: under which epoch late joiners may go on meanwhile; None: they wait."""
+
+    status: WeightVersionStatus
+    ending: Ending | None = None
+    commit: Committed | None = None
+    catch_up_epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update under way, as its phase sees it."""
+
+    world: World
+    record: Record
+    weight_version: WeightVersion
+    work: Work
+
+    @property
+    def status(self) -> WeightVersionStatus:
+        """The record of this update."""
+        return self.weight_version.status
+
+    @property
+    def epoch(self) -> int:
+        """Under which all its commands are given."""
+        return self.status.epoch
+
+    @property
+    def version(self) -> int:
+        """Where it leads."""
+        return self.weight_version.spec.version
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's."""
+        checkpoint = self.weight_version.spec.source.checkpoint
+        return "" if checkpoint is None else checkpoint.path
+
+    @property
+    def now(self) -> datetime:
+        """The pass's time."""
+        return self.work.now
+
+    def deadline(self, seconds: float) -> Deadline:
+        """Of the phase that runs; the pass is woken at its end."""
+        deadline = Deadline.of(self.status.phase_started_at or self.now, seconds, self.world.settings.up_since)
+        if not deadline.passed(self.now):
+            self.work.wake(deadline.ends)
+        return deadline
+
+    def enter(self, phase: Phase, status: WeightVersionStatus | None = None) -> WeightVersionStatus:
+        """The record at the begin of a phase; the one before it gets its duration."""
+        old = status or self.status
+        return enter(old, phase, self.now)
+
+
+def enter(old: WeightVersionStatus, phase: Phase, now: datetime) -> WeightVersionStatus:
+    """Begin a phase at this time."""
+    spent = seconds_text(old.phase_started_at, now)
+    name = SECONDS_OF.get(old.phase)
+    seconds = old.phase_seconds if name is None else old.phase_seconds.model_copy(update={name: spent})
+    return old.model_copy(update={"phase": phase, "phase_started_at": now, "phase_seconds": seconds})
+
+
+def hold_up(engine: Engine, reason: str, message: str) -> FailedEngine:
+    """An engine that holds the update up."""
+    return FailedEngine(name=engine.name, reason=reason, message=clip(message, MAX_HOLD_UP_TEXT))
+
+
+def progress(done: int, total: int, held_up: list[FailedEngine]) -> Progress:
+    """Counts, and who holds it up."""
+    return Progress(done=done, total=total, failed=tuple(held_up[:MAX_HOLD_UPS]))
+
+
+def tell(held_up: list[FailedEngine]) -> str:
+    """The hold-ups in one line."""
+    return "; ".join(f"{each.name}: {each.message or each.reason}" for each in held_up[:MAX_HOLD_UPS])
+
+
+def failed(reason: str, message: str) -> Ending:
+    """A failure."""
+    return Ending(Outcome.FAILED, reason, clip(message))
+
+
+def overdue(phase: str, seconds: int, held_up: list[FailedEngine]) -> Ending:
+    """A phase that did not end in time, in the words of whoever held it up."""
+    reason = held_up[0].reason if held_up else Reason.DEADLINE_EXCEEDED.value
+    return failed(reason, f"{phase} did not end within {seconds} s: {tell(held_up) or 'nobody said why'}")
+
+
+def close(update: Update, engine: Engine, state: EngineState, deadline: Deadline) -> None:
+    """Close this engine under the update's epoch; it answers at once and drains in the background."""
+    if busy(state, update.epoch):
+        return
+    command = Close(
+        incarnation=state.incarnation,
+        epoch=update.epoch,
+        version=update.version,
+        deadline_seconds=deadline.left_s(update.now),
+        operator_silence_seconds=update.world.settings.operator_silence_s,
+    )
+    update.work.give(engine, command)
+
+
+def arm(update: Update, engine: Engine, state: EngineState) -> None:
+    """From here on only we reopen it."""
+    if not busy(state, update.epoch):
+        command = Arm(incarnation=state.incarnation, epoch=update.epoch)
+        update.work.give(engine, command, at_once=just_closed(state, update.epoch))
+
+
+def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngine | None:
+    """See that an engine that takes no part answers nobody before the commit; what is missing, if anything."""
+    fence, state = engine.fence(update.epoch), engine.answering
+    if fence is Fence.HELD:
+        return None
+    if state is None:
+        text = f"may be open and does not answer: {'' if engine.guard is None else engine.guard.error}"
+        return hold_up(engine, Reason.ENGINE_UNREACHABLE, text.rstrip(": "))
+    if engine.quarantined:
+        return hold_up(engine, Reason.QUARANTINED, f"is open under epoch {state.epoch}: delete the pod")
+    if fence is Fence.CLOSED and quiet(engine, state, update.epoch):
+        arm(update, engine, state)
+        return hold_up(engine, Reason.QUIESCING, "is being armed")
+    close(update, engine, state, deadline)
+    text = f"gate {state.gate.value}, {state.in_flight} requests in flight, epoch {state.epoch}"
+    return hold_up(engine, Reason.QUIESCING, text)
+
+
+def quiet(engine: Engine, state: EngineState, epoch: int) -> bool:
+    """Whether Arm can follow. A guard that was paused under an older epoch looks alike, and tells by refusing Arm."""
+    if state.gate is Gate.OPEN or state.in_flight > 0 or state.epoch != epoch or not state.paused:
+        return False
+    arm_refused = engine.guard is not None and any(name == "Arm" for name, _ in engine.guard.refusals)
+    return state.armed or just_closed(state, epoch) or not arm_refused
+
+
+def just_closed(state: EngineState, epoch: int) -> bool:
+    """Whether the newest operation is a Close of this epoch that succeeded."""
+    operation = state.operation
+    if operation is None or operation.name is not OperationName.CLOSE or operation.epoch != epoch:
+        return False
+    return operation.status is OperationStatus.SUCCEEDED
+
+
+def with_record(update: Update, status: WeightVersionStatus) -> Update:
+    """The same update with a newer record."""
+    return replace(update, weight_version=update.weight_version.model_copy(update={"status": status}))

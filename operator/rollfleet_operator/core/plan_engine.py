@@ -1,0 +1,146 @@
+"""The fleet's pods: one live pod for each ordinal below spec.replicas, made from the template that is asked for.
+
+From Quiescing to the end of Opening nothing is created, replaced or removed. Otherwise:
+- A pod that is over (evicted), being deleted, or gone with its node is replaced under another name: the name is a
+  function of the fleet, the ordinal, the template and the uids of the pods that the ordinal still has, so that a
+  repeated create is harmless.
+- An outdated pod that certainly serves nobody is replaced at once; one that may serve only while every other engine
+  serves.
+- Scaling down removes the highest ordinals first; they drain by themselves.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rollfleet_operator.api.rolloutengine import Committed
+from rollfleet_operator.core.actions import CreatePod, DeletePod, LabelPod
+from rollfleet_operator.core.world import Engine, World, holds
+from rollfleet_protocol.refusals import ClosedReason
+from rollfleet_protocol.state import Gate
+
+SUFFIX = 6  # characters
+
+PodAction = CreatePod | DeletePod
+BuildPod = Callable[[int, str], dict[str, Any]]  # (ordinal, name) -> manifest
+
+
+@dataclass(frozen=True)
+class Template:
+    """What pods are made from."""
+
+    hash: str
+    build: BuildPod
+
+
+def pod_name(world: World, ordinal: int, template_hash: str, present: list[Engine]) -> str:
+    """The name of the pod that shall take this ordinal's place, given those that it still has."""
+    uids = sorted(engine.pod.uid for engine in present)
+    text = "\0".join((world.fleet.metadata.uid, str(ordinal), template_hash, *uids))
+    digest = base64.b32encode(hashlib.sha256(text.encode()).digest()).decode().lower()
+    return f"{world.fleet.metadata.name}-{ordinal}-0-{digest[:SUFFIX]}"
+
+
+def plan_pods(world: World, template: Template, committed: Committed | None) -> tuple[PodAction, ...]:
+    """Creates and deletes of this pass."""
+    replicas = world.fleet.spec.replicas
+    by_ordinal: dict[int, list[Engine]] = {}
+    for engine in world.engines:
+        by_ordinal.setdefault(engine.ordinal, []).append(engine)
+    actions: list[PodAction] = [
+        _delete(engine, f"scaled down to {replicas}")
+        for ordinal in sorted(by_ordinal, reverse=True)
+        for engine in by_ordinal[ordinal]
+        if ordinal >= replicas and not engine.pod.deleting
+    ]
+    for ordinal in range(replicas):
+        actions += _plan_ordinal(world, ordinal, by_ordinal.get(ordinal, []), template, committed)
+    return tuple(actions) + _replace_one(world, by_ordinal, template, committed)
+
+
+def _delete(engine: Engine, why: str) -> DeletePod:
+    return DeletePod(engine.name, engine.pod.uid, why)
+
+
+def _live(engines: list[Engine]) -> list[Engine]:
+    return [engine for engine in engines if not engine.pod.deleting and not engine.ended]
+
+
+def _plan_ordinal(
+    world: World, ordinal: int, engines: list[Engine], template: Template, committed: Committed | None
+) -> list[PodAction]:
+    actions: list[PodAction] = [
+        _delete(engine, f"the pod is {engine.pod.phase}: {engine.pod.message}".rstrip(": "))
+        for engine in engines
+        if engine.ended and not engine.pod.deleting
+    ]
+    live = _live(engines)
+    kept = max(live, key=lambda engine: _worth(engine, template, committed), default=None)
+    actions += [
+        _delete(engine, f"{kept.name} has its place") for engine in live if kept is not None and engine is not kept
+    ]
+    if kept is None:
+        name = pod_name(world, ordinal, template.hash, engines)
+        actions.append(CreatePod(template.build(ordinal, name)))
+    elif kept.pod.template_hash != template.hash and _certainly_serves_nobody(kept):
+        actions.append(_delete(kept, "the template changed and it serves nobody"))
+    return actions
+
+
+def _worth(engine: Engine, template: Template, committed: Committed | None) -> tuple[bool, bool, float, str]:
+    age = -engine.pod.created.timestamp()
+    return engine.serves(committed), engine.pod.template_hash == template.hash, age, engine.name
+
+
+def _certainly_serves_nobody(engine: Engine) -> bool:
+    """Not a word from the guard is no certainty: an operator that has just started has heard of nobody."""
+    state = engine.answering
+    if state is not None:
+        return state.gate is Gate.CLOSED and state.in_flight == 0
+    return engine.stopped
+
+
+def _replace_one(
+    world: World, by_ordinal: dict[int, list[Engine]], template: Template, committed: Committed | None
+) -> tuple[PodAction, ...]:
+    live = {ordinal: _live(by_ordinal.get(ordinal, [])) for ordinal in range(world.fleet.spec.replicas)}
+    if not all(len(engines) == 1 for engines in live.values()):
+        return ()
+    engines = [each[0] for each in live.values()]
+    outdated = [engine for engine in engines if engine.pod.template_hash != template.hash]
+    if not outdated or any(not engine.serves(committed) for engine in engines if engine is not outdated[-1]):
+        return ()
+    if _certainly_serves_nobody(outdated[-1]):
+        return ()  # done already
+    return (_delete(outdated[-1], "the template changed"),)
+
+
+def plan_labels(world: World, committed: Committed | None, *, update_runs: bool) -> tuple[LabelPod, ...]:
+    """The serving label follows membership, never an ordinary update. No promise rests on it."""
+    wanted = [(engine, _wanted_label(engine, committed, update_runs=update_runs)) for engine in world.engines]
+    return tuple(
+        LabelPod(engine.name, engine.pod.uid, serving)
+        for engine, serving in wanted
+        if serving is not None
+        and serving is not engine.pod.serving_label
+        and not engine.pod.deleting
+        and not engine.ended
+    )
+
+
+def _wanted_label(engine: Engine, committed: Committed | None, *, update_runs: bool) -> bool | None:
+    """None: leave it as it is."""
+    state = engine.answering
+    if engine.serves(committed):
+        return True
+    if engine.quarantined or (engine.stopped and not engine.open):
+        return False
+    if state is None:
+        return None
+    if not state.alive or state.closed_reason == ClosedReason.STARTING.value:
+        return False
+    if update_runs:
+        return None
+    return None if state.gate is Gate.CLOSED and holds(state, committed) else False

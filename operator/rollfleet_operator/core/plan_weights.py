@@ -1,0 +1,332 @@
+"""The life of an update: which phase it is in, how it begins and ends, what is recorded.
+
+Recorded is what cannot be derived: epoch, attempt, startedAt, the phase with its start, pausedAt, targets and digest
+in the WeightVersion; epoch, committed and lastFinished in the fleet. A phase is recorded before the first command of
+its kind is given, so an operator that comes back finds nobody further than the record says. (Verify is the exception:
+whoever is Loaded stays Loaded under the record of Transferring.) The record counts only while its epoch is the
+fleet's.
+
+Pending ends by itself too. An update waits in it for a fleet that cannot take it yet: no replicas, no engine up,
+engines that an earlier update closed and that reopen first. That may last prepareSeconds; for a fleet that has not
+verified its first version, whose engines are still loading, startup.timeoutSeconds are added. A new fleet commits and
+opens version 0 even if a WeightVersion waits already: its users get answers minutes earlier, and a failed update has
+something to fall back to.
+"""
+
+from dataclasses import dataclass, replace
+
+from rollfleet_operator.api.rolloutengine import LastFinished, Outcome
+from rollfleet_operator.api.weightversion import (
+    HistoryEntry,
+    Phase,
+    PhaseSeconds,
+    Progress,
+    WeightVersion,
+    WeightVersionStatus,
+)
+from rollfleet_operator.core.changing import transfer, verify
+from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, with_record
+from rollfleet_operator.core.opening import largest_difference, opening
+from rollfleet_operator.core.policies import seconds_text
+from rollfleet_operator.core.preparing import prepare
+from rollfleet_operator.core.quiescing import quiesce
+from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.work import Work
+from rollfleet_operator.core.world import World, holds
+
+HISTORY = 10
+TOUCHED = (Phase.TRANSFERRING, Phase.VERIFYING)
+UNDER_WAY = (Phase.PREPARING, Phase.QUIESCING, *TOUCHED)
+CLOSED = (Phase.QUIESCING, *TOUCHED, Phase.OPENING)
+STEPS = {Phase.PREPARING: prepare, Phase.QUIESCING: quiesce, Phase.TRANSFERRING: transfer, Phase.VERIFYING: verify}
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What becomes of the WeightVersion in charge. `catch_up_epoch`: None while late joiners must wait."""
+
+    record: Record
+    status: WeightVersionStatus | None
+    catch_up_epoch: int | None
+    reason: str = ""  # what Pending waits for, or why the update failed
+    message: str = ""
+
+    @property
+    def closed(self) -> bool:
+        """Between Quiescing and the end of Opening: pods must not be changed."""
+        return self.status is not None and self.status.phase in CLOSED
+
+    @property
+    def under_way(self) -> bool:
+        """From Preparing to the commit."""
+        return self.status is not None and self.status.phase in UNDER_WAY
+
+
+def plan_weights(  # noqa: PLR0911 - one answer per case
+    world: World, record: Record, weight_version: WeightVersion | None, work: Work, *, first: bool, accepted: bool
+) -> UpdatePlan:
+    """One look at the update. `first`: the fleet has not verified its first version yet."""
+    if weight_version is None:
+        return UpdatePlan(record, None, record.epoch)
+    update = Update(world, record, weight_version, work)
+    if _is_superseded(update):
+        update = _supersede(update, accepted=accepted)
+        if update.status.phase in UNDER_WAY:
+            return UpdatePlan(update.record, update.status, None)
+    if not accepted:
+        return UpdatePlan(update.record, _withdrawn(update), update.record.epoch)
+    if _is_committed(update):
+        return _open_up(update)
+    if _has_failed(update):
+        return _stay_failed(update)
+    if _counts(update):
+        return _step(update)
+    if _was_active_before_the_loss(update, first=first):
+        return UpdatePlan(update.record, update.status, update.record.epoch)
+    return _wait_or_begin(update, first=first)
+
+
+def _is_committed(update: Update) -> bool:
+    committed = update.record.committed
+    if committed is None or committed.version != update.version:
+        return False
+    return committed.weight_version_uid == update.weight_version.metadata.uid
+
+
+def _finished(update: Update, version: int) -> LastFinished | None:
+    """The end of this version of this WeightVersion, where it was the newest to end."""
+    last = update.record.last_finished
+    if last is None or last.version != version or last.weight_version_uid != update.weight_version.metadata.uid:
+        return None
+    return last
+
+
+def _has_failed(update: Update) -> bool:
+    """After Failed only a higher version starts work."""
+    last = _finished(update, update.version)
+    if last is not None:
+        return last.outcome is Outcome.FAILED
+    return update.status.version == update.version and update.status.phase is Phase.FAILED
+
+
+def _counts(update: Update) -> bool:
+    """Whether the record speaks of the update that is asked for, under the epoch that counts, on this very fleet."""
+    status, created = update.status, update.world.created
+    fresh = status.started_at is not None and (created is None or status.started_at >= created)
+    same = (status.version, status.epoch) == (update.version, update.record.epoch)
+    return same and fresh and status.phase in UNDER_WAY
+
+
+def _was_active_before_the_loss(update: Update, *, first: bool) -> bool:
+    """The fleet's record is lost and this version was active: only a higher one decides."""
+    status = update.status
+    lost = update.record.committed is None and not first
+    return lost and (status.version, status.phase) == (update.version, Phase.ACTIVE)
+
+
+def _is_superseded(update: Update) -> bool:
+    status = update.status
+    if status.version in (0, update.version) or status.phase not in (Phase.PENDING, *UNDER_WAY, Phase.OPENING):
+        return False
+    return status.started_at is not None
+
+
+def _supersede(update: Update, *, accepted: bool) -> Update:
+    """A higher version was asked for in mid-update. What was committed meanwhile has succeeded all the same.
+
+    Untouched: what was closed reopens first, in Pending. Touched: straight on to the newer one, on closed engines.
+    """
+    old, committed = update.status, update.record.committed
+    succeeded = committed is not None and (committed.version, committed.weight_version_uid) == (
+        old.version,
+        update.weight_version.metadata.uid,
+    )
+    outcome = Outcome.ACTIVE if succeeded else Outcome.SUPERSEDED
+    last = _finished(update, old.version) or _last(update, old.version, Ending(outcome, outcome.value))
+    message = "" if succeeded else f"version {update.version} was asked for"
+    status = _with_history(update, old, Ending(outcome, outcome.value, message))
+    touched = old.phase in TOUCHED and old.epoch == update.record.epoch and not succeeded
+    record = replace(update.record, last_finished=last)
+    begun = _blank(update, status)
+    if not (touched and accepted):
+        if touched:
+            record = replace(record, epoch=_next_epoch(update))
+        return with_record(replace(update, record=record), begun)
+    epoch = _next_epoch(update)
+    begun = enter(begun, Phase.PREPARING, update.now).model_copy(update={"epoch": epoch, "attempt": 1})
+    return with_record(replace(update, record=replace(record, epoch=epoch)), begun)
+
+
+def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
+    """The record of an update that begins now; history and conditions stay."""
+    return status.model_copy(
+        update={
+            "phase": Phase.PENDING,
+            "version": update.version,
+            "epoch": 0,
+            "attempt": 0,
+            "started_at": update.now,
+            "phase_started_at": update.now,
+            "paused_at": None,
+            "targets": (),
+            "progress": Progress(),
+            "digest": "",
+            "phase_seconds": PhaseSeconds(),
+            "paused_seconds": "",
+        }
+    )
+
+
+def _withdrawn(update: Update) -> WeightVersionStatus:
+    """Not accepted: nothing is under way, whatever was."""
+    if update.status.phase in (Phase.ACTIVE, Phase.FAILED):
+        return update.status
+    return update.status.model_copy(update={"phase": Phase.PENDING, "targets": (), "progress": Progress()})
+
+
+def _next_epoch(update: Update) -> int:
+    return max(update.record.epoch, update.world.guards_epoch) + 1
+
+
+def _step(update: Update) -> UpdatePlan:
+    move = STEPS[update.status.phase](update)
+    if move.ending is not None:
+        return _fail(update, move, move.ending)
+    record = update.record if move.commit is None else replace(update.record, committed=move.commit)
+    return UpdatePlan(record, move.status, move.catch_up_epoch)
+
+
+def _fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
+    """Record the failure. An epoch under which something may have been touched is burnt with the same write."""
+    touched = update.status.phase in TOUCHED
+    epoch = _next_epoch(update) if touched else update.record.epoch
+    record = replace(update.record, epoch=epoch, last_finished=_last(update, update.version, ending))
+    status = _with_history(update, _ended(update, move.status, Phase.FAILED), ending)
+    return UpdatePlan(record, status, None, ending.reason, ending.message)
+
+
+def _ended(update: Update, status: WeightVersionStatus, phase: Phase) -> WeightVersionStatus:
+    return enter(status, phase, update.now)
+
+
+def _stay_failed(update: Update) -> UpdatePlan:
+    """Failed for good; the WeightVersion is told if it was not yet."""
+    last = _finished(update, update.version)
+    reason, message = ("", "") if last is None else (last.reason, last.message)
+    status = update.status
+    if status.phase is not Phase.FAILED or status.version != update.version:
+        ending = failed(reason or Reason.UPDATE_FAILED, message)
+        status = _with_history(update, _ended(update, status, Phase.FAILED), ending)
+        status = status.model_copy(update={"version": update.version})
+    return UpdatePlan(update.record, status, update.record.epoch, reason, message)
+
+
+def _open_up(update: Update) -> UpdatePlan:
+    """Committed: open, then Active. Who is active already stays so."""
+    record, status = update.record, update.status
+    done = status.phase is Phase.ACTIVE and status.version == update.version
+    if not done:
+        if status.version != update.version:  # the record was lost, or the commit was found again
+            update = with_record(update, _blank(update, status))
+        move = opening(update)
+        status = move.status
+        if move.ending is not None:
+            status = _active(update, status, move.ending)
+            record = replace(record, last_finished=_last(update, update.version, move.ending))
+    return UpdatePlan(record, status, record.epoch)
+
+
+def _active(update: Update, status: WeightVersionStatus, ending: Ending) -> WeightVersionStatus:
+    committed = update.record.committed
+    digest = status.digest or (committed.digest if committed else None) or ""
+    paused = seconds_text(status.paused_at, update.now)
+    told = _ended(update, status, Phase.ACTIVE).model_copy(update={"paused_seconds": paused, "digest": digest})
+    return _with_history(update, told, ending)
+
+
+def _last(update: Update, version: int, ending: Ending) -> LastFinished:
+    bad = ending.outcome is Outcome.FAILED
+    return LastFinished(
+        version=version,
+        generation=update.weight_version.metadata.generation,
+        weight_version_uid=update.weight_version.metadata.uid,
+        outcome=ending.outcome,
+        reason=ending.reason if bad else "",
+        message=ending.message,
+    )
+
+
+def _with_history(update: Update, status: WeightVersionStatus, ending: Ending) -> WeightVersionStatus:
+    same = status.version == update.version
+    entry = HistoryEntry(
+        version=status.version or update.version,
+        step=update.weight_version.spec.step if same else "",
+        checkpoint=update.path if same else "",
+        outcome=ending.outcome,
+        digest=status.digest,
+        time=update.now,
+        paused_seconds=status.paused_seconds,
+        max_abs_logprob_diff=largest_difference(update) if ending.outcome is Outcome.ACTIVE else "",
+        message=ending.message,
+    )
+    return status.model_copy(update={"history": (*status.history, entry)[-HISTORY:]})
+
+
+def _wait_or_begin(update: Update, *, first: bool) -> UpdatePlan:
+    status = update.status
+    waits = status.version == update.version and status.phase is Phase.PENDING and status.started_at is not None
+    stale = status.version == update.version and status.phase in UNDER_WAY and _on_this_fleet(update)
+    if not (waits or stale):
+        update = with_record(update, _blank(update, status))
+    reason, message = _obstacle(update, first=first)
+    if reason is not None:
+        return _wait(update, reason, message, first=first, stale=stale)
+    return _begin(update, again=stale)
+
+
+def _on_this_fleet(update: Update) -> bool:
+    begun, created = update.status.started_at, update.world.created
+    return begun is not None and (created is None or begun >= created)
+
+
+def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:
+    """What an update must wait for before it can begin."""
+    world, committed = update.world, update.record.committed
+    if world.fleet.spec.replicas == 0:
+        return Reason.SCALED_TO_ZERO, "spec.replicas of the RolloutEngine is 0: no engine can hold a version"
+    if first:
+        return Reason.WAITING_FOR_FLEET, ""
+    if not world.usable:
+        return Reason.NO_ENGINES, ""
+    closed = [
+        engine.name for engine, state in world.usable if engine.settled and holds(state, committed) and not engine.open
+    ]
+    if closed:
+        return Reason.REOPENING, f"{', '.join(closed[:3])} must open first"
+    return None, ""
+
+
+def _wait(update: Update, reason: Reason, message: str, *, first: bool, stale: bool) -> UpdatePlan:
+    if stale:
+        update = with_record(update, enter(update.status, Phase.PENDING, update.now))
+    seconds = update.weight_version.spec.deadlines.prepare_seconds
+    if first and update.world.fleet.spec.replicas > 0:
+        seconds += update.world.fleet.spec.startup.timeout_seconds
+    deadline = update.deadline(seconds)
+    text = message or reason.sentence
+    if deadline.passed(update.now):
+        ending = failed(reason, f"the update could not begin within {seconds} s: {text}")
+        plan = _fail(update, Move(update.status), ending)
+        return replace(plan, catch_up_epoch=plan.record.epoch)
+    return UpdatePlan(update.record, update.status, update.record.epoch, reason, text)
+
+
+def _begin(update: Update, *, again: bool) -> UpdatePlan:
+    """Allot an epoch: written with the fleet, used when the write is seen."""
+    epoch = _next_epoch(update)
+    attempt = update.status.attempt + 1 if again else 1
+    status = enter(update.status, Phase.PREPARING, update.now)
+    status = status.model_copy(update={"epoch": epoch, "attempt": attempt, "targets": (), "paused_at": None})
+    update.work.note(f"version {update.version}: begins under epoch {epoch}")
+    return UpdatePlan(replace(update.record, epoch=epoch), status, None)

@@ -1,0 +1,47 @@
+"""Time: deadlines, back-off and throttles. Each is a function of recorded times, so it survives a restart."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+BACKOFF_LONGEST_S = 30
+RESEND_S = 2.0  # a command whose effect is not seen after so long is given again; commands may be repeated
+PROGRESS_S = 1.0  # between two writes that tell nothing but progress
+OPENING_S = 60.0  # after the commit: how long an engine that does not answer keeps the update from being called Active
+CATCH_UP_RETRY_LIMIT = 20  # exponent bound, against absurd powers
+MAX_EPOCH_JUMP = 1000  # a guard further ahead than this of all others is not followed
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after so many failures: 1, 2, 4 ... 30."""
+    return float(min(BACKOFF_LONGEST_S, 2 ** min(max(failures, 1) - 1, CATCH_UP_RETRY_LIMIT)))
+
+
+def retry_at(since: datetime, attempt: int) -> datetime:
+    """When attempt number `attempt` + 1 may begin, counted from the phase's start: after 1, 3, 7, 15, 31, 61 ... s."""
+    return since + timedelta(seconds=sum(backoff_s(number) for number in range(1, attempt + 1)))
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A phase's end. Time before `up_since` is not counted: nobody could act."""
+
+    ends: datetime
+
+    @classmethod
+    def of(cls, since: datetime, seconds: float, up_since: datetime | None) -> "Deadline":
+        """The deadline of a phase that began at `since`."""
+        begun = since if up_since is None else max(since, up_since)
+        return cls(begun + timedelta(seconds=seconds))
+
+    def passed(self, now: datetime) -> bool:
+        """Whether it is over."""
+        return now >= self.ends
+
+    def left_s(self, now: datetime) -> float:
+        """Seconds left, at least one: an engine is told how long it may take, and must be told something."""
+        return max(1.0, (self.ends - now).total_seconds())
+
+
+def seconds_text(begin: datetime | None, end: datetime) -> str:
+    """A duration as statuses tell it; empty where the begin is not known."""
+    return "" if begin is None else f"{max(0.0, (end - begin).total_seconds()):.3f}"

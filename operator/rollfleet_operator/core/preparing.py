@@ -1,0 +1,155 @@
+"""Preparing: all that can fail without touching the fleet.
+
+Who takes part: the engines that serve now; where none serves (after a failed update, or a lost record), all that can.
+Engines that join later may go on catching up meanwhile under the epoch before this one; as soon as all participants
+have staged the same digest, everybody else is put aside: closed, and told this epoch, so that no command of an older
+epoch that is still on its way can open it. That takes the place of waiting for them: a joiner never holds a pause up.
+
+A failed attempt is repeated after 1, 3, 7, 15, 31, 61 ... s from the phase's start until prepareSeconds are over. A
+digest on which two engines disagree ends the update at once: it doesn't get better by reading again what others read
+differently.
+"""
+
+from rollfleet_operator.api.weightversion import FailedEngine, Phase
+from rollfleet_operator.core.moves import (
+    Move,
+    Update,
+    failed,
+    hold_up,
+    overdue,
+    progress,
+    put_aside,
+)
+from rollfleet_operator.core.policies import Deadline, retry_at
+from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.work import busy, failed_operation
+from rollfleet_operator.core.world import Engine
+from rollfleet_protocol.commands import CheckpointSource, Prepare
+from rollfleet_protocol.state import EngineState, OperationName, Staged
+
+NEEDED = ("source/Checkpoint", "pause/abort")
+
+Member = tuple[Engine, EngineState]
+
+
+def participants(update: Update) -> tuple[Member, ...]:
+    """Who must stage before anything is closed."""
+    usable = update.world.usable
+    serving = tuple(pair for pair in usable if pair[0].serves(update.record.committed))
+    return serving or usable
+
+
+def staged(state: EngineState, epoch: int, version: int) -> Staged | None:
+    """What was staged for this update."""
+    found = state.staged
+    return found if found is not None and (found.epoch, found.version) == (epoch, version) else None
+
+
+def prepare(update: Update) -> Move:
+    """One look at Preparing."""
+    seconds = update.weight_version.spec.deadlines.prepare_seconds
+    deadline = update.deadline(seconds)
+    members = participants(update)
+    ready = [(engine, found) for engine, state in members if (found := staged(state, update.epoch, update.version))]
+    disagreement = _disagreement(ready)
+    if disagreement is not None:
+        return Move(update.status, failed(Reason.DIGEST_DISAGREES, disagreement))
+    if deadline.passed(update.now):
+        held_up = _held_up(update, members) or _put_others_aside(update, members, deadline)
+        return Move(update.status, overdue("Preparing", seconds, held_up))
+    if members and len(ready) == len(members):
+        return _all_staged(update, members, ready[0][1].digest, deadline)
+    attempt = _stage(update, members, deadline)
+    status = update.status.model_copy(
+        update={"attempt": attempt, "progress": progress(len(ready), len(members), _held_up(update, members))}
+    )
+    all_take_part = len(members) == len(update.world.usable)
+    return Move(status, catch_up_epoch=None if all_take_part else update.epoch - 1)
+
+
+def _disagreement(ready: list[tuple[Engine, Staged]]) -> str | None:
+    """Two engines that read different bytes."""
+    for engine, found in ready[1:]:
+        first, expected = ready[0]
+        if found.digest != expected.digest:
+            return f"{first.name} read {expected.digest} from {found.path!r}, {engine.name} read {found.digest}"
+    return None
+
+
+def _all_staged(update: Update, members: tuple[Member, ...], digest: str, deadline: Deadline) -> Move:
+    held_up = _put_others_aside(update, members, deadline)
+    status = update.status.model_copy(
+        update={"digest": digest, "progress": progress(len(members), len(members), held_up)}
+    )
+    if held_up:
+        return Move(status)
+    return Move(update.enter(Phase.QUIESCING, status))
+
+
+def _put_others_aside(update: Update, members: tuple[Member, ...], deadline: Deadline) -> list[FailedEngine]:
+    names = {engine.name for engine, _ in members}
+    others = [engine for engine in update.world.engines if engine.name not in names]
+    found = [put_aside(update, engine, deadline) for engine in others]
+    return [each for each in found if each is not None]
+
+
+def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline) -> int:
+    """Give Prepare to whoever has not staged; the number of the attempt."""
+    attempt = max(update.status.attempt, 1)
+    due = retry_at(update.status.phase_started_at or update.now, attempt)
+    again = False
+    for engine, state in members:
+        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _lacking(state):
+            continue
+        failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
+        if failure is None:
+            update.work.give(engine, _command(update, state, deadline))
+        elif update.now < due:
+            update.work.wake(due)
+        else:
+            again = update.work.give(engine, _command(update, state, deadline), at_once=True)
+    if again:
+        update.work.note(f"version {update.version}: attempt {attempt + 1} of Preparing")
+    return attempt + 1 if again else attempt
+
+
+def _command(update: Update, state: EngineState, deadline: Deadline) -> Prepare:
+    return Prepare(
+        incarnation=state.incarnation,
+        epoch=update.epoch,
+        version=update.version,
+        source=CheckpointSource(path=update.path),
+        deadline_seconds=deadline.left_s(update.now),
+    )
+
+
+def _lacking(state: EngineState) -> str:
+    """Capabilities that the update needs and the engine does not name."""
+    lacking = [need for need in NEEDED if need not in state.facts.capabilities]
+    return ", ".join(lacking + (["workers"] if state.facts.world_size < 1 else []))
+
+
+def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
+    """Failures first: they are what a person must cure."""
+    broken: list[FailedEngine] = []
+    slow: list[FailedEngine] = []
+    for engine, state in members:
+        if staged(state, update.epoch, update.version):
+            continue
+        failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
+        refusals = () if engine.guard is None else engine.guard.refusals
+        if _lacking(state):
+            text = f"guard {state.facts.guard_version} on {state.facts.engine} lacks {_lacking(state)}"
+            broken.append(hold_up(engine, Reason.UNSUPPORTED, text))
+        elif failure is not None and failure.failure is not None:
+            broken.append(hold_up(engine, failure.failure.reason.value, failure.failure.message))
+        elif refusals and refusals[-1][0] == "Prepare":
+            broken.append(hold_up(engine, Reason.REFUSED, refusals[-1][1]))
+        else:
+            slow.append(hold_up(engine, Reason.DEADLINE_EXCEEDED, "is still reading and checking the checkpoint"))
+    unreachable = [
+        hold_up(engine, Reason.ENGINE_UNREACHABLE, f"does not answer: {engine.guard.error if engine.guard else ''}")
+        for engine in update.world.engines
+        if engine.answering is None and not engine.stopped
+    ]
+    return broken + unreachable + (slow if broken or unreachable else slow[:3])

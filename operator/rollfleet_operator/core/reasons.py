@@ -1,0 +1,72 @@
+"""Reasons of conditions, events and metrics: constants, with one sentence each."""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """A cause in CamelCase. `sentence` says what it means and, where something can be done, what."""
+
+    sentence: str
+
+    def __new__(cls, value: str, sentence: str) -> "Reason":
+        """A member is its own text and carries its sentence."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.sentence = sentence
+        return member
+
+    # Accepted
+    ACCEPTED = "Accepted", "The specification is valid."
+    INVALID_SPEC = "InvalidSpec", "The specification contradicts itself or the operator's settings."
+    HOST_PATH_NOT_ALLOWED = "HostPathNotAllowed", "The operator was started without host paths allowed."
+    ENGINE_NOT_FOUND = "EngineNotFound", "No RolloutEngine of that name exists in this namespace."
+    ANOTHER_WEIGHT_VERSION = "AnotherWeightVersion", "Another WeightVersion is in charge of this fleet."
+    VERSION_NOT_HIGHER = "VersionNotHigher", "The version must exceed the one that the fleet has committed."
+
+    # the fleet
+    SERVING = "Serving", "Engines serve the committed version."
+    STARTING = "Starting", "Engines are starting."
+    UNSCHEDULABLE = "Unschedulable", "The scheduler finds no node for the engines."
+    SCALED_TO_ZERO = "ScaledToZero", "spec.replicas is 0."
+    WAITING_FOR_WEIGHTS = "WaitingForWeights", "Engines hold no verified weights yet."
+    CATCHING_UP = "CatchingUp", "Engines are loading the committed version."
+    UPDATING = "Updating", "The fleet is closed while its weights change."
+    COMMIT_UNKNOWN = "CommitUnknown", "The record of the committed version is lost and no open engine tells it."
+    BROKEN = "Broken", "No engine can serve."
+    STEADY = "Steady", "Nothing is changing."
+    REPLACING = "Replacing", "Pods are being created, replaced or removed."
+    ALL_WELL = "AllWell", "Every engine serves."
+    ENGINES_NOT_WELL = "EnginesNotWell", "Some engines do not serve; status.engines.details says why."
+    CURRENT = "Current", "The engines serve the version that is asked for."
+    UPDATE_PENDING = "UpdatePending", "A newer version is asked for."
+    UPDATE_FAILED = "UpdateFailed", "The newest update failed; the version before it stays committed."
+    NOT_ALL_CURRENT = "NotAllCurrent", "Some engines do not hold the committed version yet."
+    PROBES_DISAGREE = "ProbesDisagree", "Engines answer the probe differently under what should be the same weights."
+
+    # steps of an update
+    PENDING = "Pending", "The update has not begun."
+    PREPARING = "Preparing", "Engines read and check the checkpoint while they serve."
+    QUIESCING = "Quiescing", "Gates close and requests in flight end."
+    QUIESCED = "Quiesced", "All engines are closed, drained and armed."
+    TRANSFERRING = "Transferring", "Engines load the weights."
+    TRANSFERRED = "Transferred", "All engines hold the weights, with equal digests."
+    VERIFYING = "Verifying", "Caches are reset and the probe is answered."
+    VERIFIED = "Verified", "All engines answered the probe alike."
+    OPENING = "Opening", "The version is committed and the gates open."
+    ACTIVE = "Active", "The fleet serves this version."
+    SUPERSEDED = "Superseded", "A higher version was asked for."
+    WITHDRAWN = "Withdrawn", "The specification is no longer accepted."
+
+    # why an update cannot begin, or failed, where no engine's own reason tells it
+    WAITING_FOR_FLEET = "WaitingForFleet", "The fleet has not verified its first version yet."
+    NO_ENGINES = "NoEngines", "No engine is up."
+    REOPENING = "Reopening", "Engines that an earlier update closed open first."
+    ENGINE_UNREACHABLE = "EngineUnreachable", "An engine that may be open does not answer."
+    QUARANTINED = "Quarantined", "An engine names an absurd epoch; delete its pod."
+    UNSUPPORTED = "Unsupported", "An engine lacks what the update needs."
+    DIGEST_DISAGREES = "DigestDisagrees", "Engines read different bytes from the same checkpoint."
+    REFUSED = "Refused", "An engine refused a command."
+    DEADLINE_EXCEEDED = "DeadlineExceeded", "A phase took longer than its deadline."
+    ENGINES_LOST = "EnginesLost", "Every engine of the update restarted or vanished."
+    NOT_REACHED = "NotReached", "The update has not come so far."
+    OPENED = "Opened", "The gates are open again."

@@ -1,0 +1,205 @@
+"""What a pass sees, put together: each pod with its guard, and what can be said for certain about both.
+
+Two questions matter most. May this engine be open? Only the API server's word that no process runs, or the guard's
+own word under the epoch that counts, answers no. Which epoch counts? The highest that anybody names, leaving out
+absurd ones.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
+from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView, Settings
+from rollfleet_operator.core.policies import MAX_EPOCH_JUMP
+from rollfleet_protocol.refusals import ClosedReason
+from rollfleet_protocol.state import EngineState, Gate, Operation, OperationStatus, WeightsState
+
+ENDED_PHASES = ("Succeeded", "Failed")
+POD_NAME = re.compile(r"(?P<fleet>.+)-(?P<ordinal>[0-9]{1,9})-0-[a-z0-9]+")
+# Guards reopen by themselves only what was open, on untouched verified weights (closed reason Updating).
+NEVER_REOPENS = tuple(
+    reason.value
+    for reason in (ClosedReason.STARTING, ClosedReason.UNCERTAIN, ClosedReason.DRAINING, ClosedReason.ENGINE_DEAD)
+)
+FIRST_EPOCH = 1  # a fleet's first verification; updates use higher ones
+
+
+class Fence(StrEnum):
+    """How certain it is that an engine answers nobody until this epoch says so."""
+
+    HELD = "Held"  # no process, or closed and drained under this epoch, and armed or unable to reopen by itself
+    CLOSED = "Closed"  # closed and drained under this epoch, not armed
+    LOOSE = "Loose"  # reachable, and open, draining or under an older epoch
+    UNKNOWN = "Unknown"  # may be open, and does not answer
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A pod with its guard."""
+
+    pod: PodView
+    guard: GuardView | None
+    ordinal: int
+    quarantined: bool = False
+
+    @property
+    def name(self) -> str:
+        """The pod's."""
+        return self.pod.name
+
+    @property
+    def state(self) -> EngineState | None:
+        """What the guard told last, whether it answers now or not."""
+        return None if self.guard is None else self.guard.state
+
+    @property
+    def tried(self) -> bool:
+        """Whether this operator has heard of the guard, or tried to."""
+        return self.guard is not None and (self.guard.state is not None or bool(self.guard.error))
+
+    @property
+    def ended(self) -> bool:
+        """The pod is over: evicted, or its node was shut down."""
+        return self.pod.phase in ENDED_PHASES
+
+    @property
+    def stopped(self) -> bool:
+        """By the API server's word, no process runs in which a guard could ever have been opened."""
+        waiting = self.pod.container in (ContainerState.WAITING, ContainerState.TERMINATED)
+        return self.ended or waiting or self.pod.phase == "Pending" or not self.pod.started
+
+    @property
+    def answering(self) -> EngineState | None:
+        """The guard's state, if it answers now."""
+        if self.guard is None or not self.guard.reachable or self.ended:
+            return None
+        return self.guard.state
+
+    @property
+    def usable(self) -> EngineState | None:
+        """The state of an engine that can take part: it answers, lives, stays, and follows our epochs."""
+        state = self.answering
+        takes_part = state is not None and state.alive and not self.pod.deleting and not self.quarantined
+        return state if takes_part else None
+
+    @property
+    def open(self) -> bool:
+        """The guard says that it admits requests."""
+        state = self.answering
+        return state is not None and state.gate is Gate.OPEN
+
+    @property
+    def settled(self) -> bool:
+        """The kubelet confirms that the engine came up: before that nothing is ever opened, see `stopped`."""
+        return self.pod.started and self.pod.phase == "Running"
+
+    def serves(self, committed: Committed | None) -> bool:
+        """Whether it answers from the committed version."""
+        state = self.usable
+        return state is not None and state.gate is Gate.OPEN and holds(state, committed)
+
+    def fence(self, epoch: int) -> Fence:
+        """How certain it is that this engine stays closed under the epoch."""
+        if self.stopped and not self.open:
+            return Fence.HELD
+        state = self.answering
+        if state is None:
+            # Once armed under this epoch only we open it, and nobody does before the commit.
+            return Fence.HELD if _armed(self.state, epoch) else Fence.UNKNOWN
+        if state.gate is Gate.OPEN or state.in_flight > 0:
+            return Fence.LOOSE
+        if self.pod.deleting or (self.quarantined and state.epoch > epoch):
+            return Fence.HELD  # a draining guard never opens again; a guard of a higher epoch refuses what we ever sent
+        if state.epoch != epoch:
+            return Fence.LOOSE
+        return Fence.HELD if state.armed or state.closed_reason in NEVER_REOPENS else Fence.CLOSED
+
+    def running(self) -> Operation | None:
+        """The operation that the guard works on now."""
+        state = self.state
+        operation = None if state is None else state.operation
+        return operation if operation is not None and operation.status is OperationStatus.RUNNING else None
+
+
+def _armed(state: EngineState | None, epoch: int) -> bool:
+    if state is None or state.epoch != epoch:
+        return False
+    return state.armed and state.gate is Gate.CLOSED and state.in_flight == 0
+
+
+def holds(state: EngineState, committed: Committed | None) -> bool:
+    """Whether the weights are verified as the committed ones. Version 0 has no digest unless it was reloaded."""
+    if committed is None or state.weights.state is not WeightsState.VERIFIED:
+        return False
+    if state.weights.version != committed.version:
+        return False
+    return committed.digest is None or state.weights.digest == committed.digest
+
+
+@dataclass(frozen=True)
+class World:
+    """All that a pass decides on, besides the WeightVersion and the clock."""
+
+    fleet: RolloutEngine
+    engines: tuple[Engine, ...]  # by ordinal, oldest first
+    settings: Settings
+    guards_epoch: int  # highest epoch of a guard that is followed
+
+    @property
+    def created(self) -> datetime | None:
+        """When the fleet was."""
+        return self.fleet.metadata.creation_timestamp
+
+    @property
+    def usable(self) -> tuple[tuple[Engine, EngineState], ...]:
+        """Engines that can take part, with their states."""
+        return tuple((engine, state) for engine in self.engines if (state := engine.usable) is not None)
+
+    def serving(self, committed: Committed | None) -> tuple[Engine, ...]:
+        """Engines that answer from the committed version."""
+        return tuple(engine for engine in self.engines if engine.serves(committed))
+
+    def by_name(self, name: str) -> Engine | None:
+        """The engine of a pod."""
+        return next((engine for engine in self.engines if engine.name == name), None)
+
+
+def build_world(observed: Observed) -> World:
+    """Put pods and guards together, leaving out pods that are no engines of this fleet."""
+    fleet = observed.fleet
+    quarantined, highest = judge_epochs(
+        fleet.status.epoch,
+        {uid: view.state.epoch for uid, view in observed.guards.items() if view.state is not None},
+    )
+    engines = [
+        Engine(pod, observed.guards.get(pod.uid), ordinal, pod.uid in quarantined)
+        for pod in observed.pods
+        if (ordinal := _ordinal(pod, fleet.metadata.name)) is not None
+    ]
+    engines.sort(key=lambda engine: (engine.ordinal, engine.pod.created, engine.pod.name))
+    return World(fleet, tuple(engines), observed.settings, highest)
+
+
+def _ordinal(pod: PodView, fleet: str) -> int | None:
+    """From the label, or from the name where somebody tampered with the label: it may be open all the same."""
+    if pod.ordinal >= 0:
+        return pod.ordinal
+    found = POD_NAME.fullmatch(pod.name)
+    return int(found["ordinal"]) if found and found["fleet"] == fleet else None
+
+
+def judge_epochs(recorded: int, told: dict[str, int]) -> tuple[frozenset[str], int]:
+    """Guards that jump absurdly far ahead of all others and of the record, and the highest epoch of those that do not.
+
+    Zeros (a new fleet, a new process) say nothing about where the fleet is, so they are no measure for a jump.
+    """
+    highest = recorded
+    absurd: set[str] = set()
+    for uid, epoch in sorted(told.items(), key=lambda item: (item[1], item[0])):
+        if highest > 0 and epoch > highest + MAX_EPOCH_JUMP:
+            absurd.add(uid)
+        else:
+            highest = max(highest, epoch)
+    return frozenset(absurd), highest
