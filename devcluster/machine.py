@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from devcluster.components import DEVICE_PLUGIN_FOLDER
-from devcluster.errors import LeftBehindError
+from devcluster.errors import CommandFailedError, LeftBehindError
 from devcluster.network import BRIDGE, CGROUP, NFT_TABLE
 from devcluster.shell import run
 from devcluster.supervisor import MARK
@@ -150,8 +150,15 @@ def foreign_kubelet() -> bool:
 
 
 def remove_links() -> None:
-    for name in our_links():
-        run(["ip", "link", "delete", name], timeout_s=COMMAND_TIMEOUT_S)
+    """A pod's interface may go by itself between being seen and being deleted: the kernel ends namespaces later."""
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while names := our_links():
+        try:
+            for name in names:
+                run(["ip", "link", "delete", name], timeout_s=COMMAND_TIMEOUT_S)
+        except CommandFailedError:
+            if time.monotonic() > deadline:
+                raise
 
 
 def remove_tables() -> None:
