@@ -52,8 +52,9 @@ def refuse(problems: tuple[Problem, ...], log_path: Path) -> int:
 def report_outcome(outcome: Outcome, finder: CauseFinder, log_path: Path) -> int:
     """Say how the engine ended, and answer our own exit code."""
     code = outcome.exit_code
-    if code == _ARGPARSE_EXIT and not outcome.asked_to_stop:
-        code = EXIT_CONFIGURATION
+    if not outcome.asked_to_stop:
+        # An engine has no reason to end; vLLM ends with 0 when its watchdog finds the core dead.
+        code = {0: 1, _ARGPARSE_EXIT: EXIT_CONFIGURATION}.get(code, code)
     log(
         "engine-ended",
         exitCode=code,
@@ -61,11 +62,12 @@ def report_outcome(outcome: Outcome, finder: CauseFinder, log_path: Path) -> int
         askedToStop=outcome.asked_to_stop,
         killedAfterGrace=outcome.killed_after_grace,
     )
-    if code == 0 or outcome.asked_to_stop:
+    if outcome.asked_to_stop:
         return code
     cause = finder.cause(time.monotonic())
     if not cause:
-        cause = f"the engine was ended by {outcome.signal_name}" if outcome.signal_name else ""
+        by = outcome.signal_name or "itself"
+        cause = f"the engine was ended by {by} and logged no error"
     _report(TerminationMessage(exit_code=code, error=cause, log_tail=finder.tail()), log_path)
     return code
 

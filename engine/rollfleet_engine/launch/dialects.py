@@ -77,6 +77,8 @@ _RESERVED_OPTIONS = (
     Reserved("--config", "a file could hold any of the options that are refused here; write them as arguments"),
     Reserved("--model", _SPEC_MODEL),
     Reserved("--served-model-name", _SPEC_MODEL),
+    Reserved("--runner", f"{_OURS}: a rollout engine generates"),
+    Reserved("--convert", "a rollout engine generates; it is not converted to another task"),
     Reserved("--load-format", "weights are read from the safetensors files of spec.model"),
     Reserved("--revision", "spec.model.path is a folder; it has no revisions"),
     Reserved("--enable-lora", "NotSupported: adapters would answer under a weight version that does not name them"),

@@ -96,6 +96,8 @@ def _vllm_argv(config: EngineConfig, facts: Facts, dialect: Dialect) -> tuple[st
         *(facts.installation.python, "-m", dialect.module),
         *_common_options(config),
         *("--api-server-count", "1"),
+        # Left to itself, vLLM makes an embedding server of a folder whose config.json names no architecture.
+        *("--runner", "generate"),
         *("--middleware", GUARD),
         *("--worker-extension-cls", WORKER_EXTENSION),
         *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),

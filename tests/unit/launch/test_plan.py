@@ -34,6 +34,7 @@ def test_vllm_is_started_behind_the_guard(make_config, make_facts):
     assert _value(found.argv, "--worker-extension-cls") == WORKER_EXTENSION
     assert json.loads(_value(found.argv, "--weight-transfer-config")) == {"backend": "rollfleet"}
     assert _value(found.argv, "--api-server-count") == "1"
+    assert _value(found.argv, "--runner") == "generate"
     assert _value(found.argv, "--model") == "/rollfleet/model/qwen"
     assert _value(found.argv, "--served-model-name") == "policy"
     assert _value(found.argv, "--port") == "8000"

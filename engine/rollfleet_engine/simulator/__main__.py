@@ -1,0 +1,102 @@
+"""`python -m rollfleet_engine.simulator`: started by the launcher in vLLM's place, with vLLM's arguments."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import uvicorn
+
+from rollfleet_engine.guard.middleware import GuardedApp
+from rollfleet_engine.simulator.adapter import SimulatorAdapter
+from rollfleet_engine.simulator.app import Settings, build_app, print_routes
+from rollfleet_engine.simulator.core import Core
+from rollfleet_engine.simulator.process import CoreProcess
+from rollfleet_engine.simulator.requests import Limits
+from rollfleet_engine.simulator.weights import load_model
+from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+
+STARTUP_VARIABLE = "ROLLFLEET_SIMULATOR_STARTUP_SECONDS"  # how long loading a model seems to take
+PACE_VARIABLE = "ROLLFLEET_SIMULATOR_MS_PER_TOKEN"
+_DEFAULT_PACE_MS = "2"
+_DEFAULT_MODEL_LEN = 2048
+_WATCHDOG_S = 5.0  # vLLM looks so often whether its core is dead, and then ends
+_SHUTDOWN_S = 2.0
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The arguments that have an effect here; the launcher has checked all of them as vLLM's."""
+    parser = argparse.ArgumentParser(prog="rollfleet_engine.simulator")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--served-model-name", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--enable-prompt-tokens-details", action="store_true")
+    known, without_effect = parser.parse_known_args(argv)
+    if without_effect:
+        print(f"simulator: without effect here: {' '.join(without_effect)}", flush=True)
+    return known
+
+
+def _model_len(arguments: argparse.Namespace) -> int:
+    if arguments.max_model_len is not None:
+        return int(arguments.max_model_len)
+    config = json.loads((arguments.model / "config.json").read_text(encoding="utf-8"))
+    return int(config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
+
+
+async def _serve(arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig) -> None:
+    seconds_per_token = float(os.environ.get(PACE_VARIABLE, _DEFAULT_PACE_MS)) / 1000
+    core = Core(load_model(arguments.model), seconds_per_token, process.alive)
+    limits = Limits(arguments.served_model_name, _model_len(arguments))
+    app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
+    print_routes(app)
+    guarded = GuardedApp(app, config=config, adapter_of=lambda _: SimulatorAdapter(core, str(arguments.model)))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            guarded,
+            host=arguments.host,
+            port=arguments.port,
+            interface="asgi3",
+            lifespan="on",
+            access_log=False,
+            log_level="info",
+            timeout_graceful_shutdown=int(_SHUTDOWN_S),
+        )
+    )
+
+    def end() -> None:
+        server.should_exit = True
+
+    def died() -> None:
+        print("ERROR simulator: EngineCore died unexpectedly", file=sys.stderr, flush=True)
+        core.stir()
+        asyncio.get_running_loop().call_later(_WATCHDOG_S, end)
+
+    process.watch(died)
+    await server.serve()
+
+
+def main() -> int:
+    """Serve until told to stop, or until the core is dead."""
+    arguments = parse(sys.argv[1:])
+    config = EngineConfig.model_validate_json(os.environ[ENGINE_CONFIG_ENV])
+    time.sleep(float(os.environ.get(STARTUP_VARIABLE, "0")))
+    process = CoreProcess()
+    try:
+        asyncio.run(_serve(arguments, process, config))
+    except CheckpointError as error:
+        print(f"simulator: error: {error.message}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        process.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

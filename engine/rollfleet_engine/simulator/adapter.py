@@ -1,0 +1,166 @@
+"""The guard's port over the simulated core: the same four phases, digests and failure texts as with vLLM."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+
+from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.simulator.core import Core, CoreDeadError
+from rollfleet_engine.simulator.model import following_logprobs
+from rollfleet_engine.simulator.weights import HeldWeights, elements_by_layer, read_again
+from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_engine.weights.staging import StagedCheckpoint
+from rollfleet_engine.weights.transfer import CheckpointReader, CheckpointUpdate
+from rollfleet_kernels.digest import TensorDigest
+from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.state import Facts, FailureReason, Transferred
+
+RELEASE = "0.27.1"
+CAPABILITIES = ("source/Checkpoint", "pause/abort", "verify/Digest", "verify/Coverage", "verify/Logprobs")
+
+
+class SimulatorAdapter:
+    """Keeps rollfleet_engine.guard.ports.EngineAdapter."""
+
+    def __init__(self, core: Core, model: str) -> None:
+        self._core = core
+        self._model = model
+        self._layers = elements_by_layer(core.weights.tensors)
+
+    def facts(self) -> Facts:
+        """Version, topology, model."""
+        return Facts(
+            guard_version=_own_version(),
+            engine="simulator",
+            engine_version=RELEASE,
+            model=self._model,
+            capabilities=CAPABILITIES,
+        )
+
+    def alive(self) -> bool:
+        """Whether the core's process lives."""
+        return self._core.alive()
+
+    async def pause(self, mode: PauseMode, deadline_s: float) -> None:
+        """Stop scheduling; what runs ends with what it has."""
+        assert mode is PauseMode.ABORT  # noqa: S101 - the only one that exists
+        with _calling("pause", FailureReason.PAUSE_FAILED):
+            self._core.pause()
+
+    async def abort_all(self, deadline_s: float) -> None:
+        """Abort what reached the core since."""
+        with _calling("pause", FailureReason.PAUSE_FAILED):
+            self._core.abort_all()
+
+    async def resume(self, deadline_s: float) -> None:
+        """Schedule again."""
+        with _calling("resume", FailureReason.PAUSE_FAILED):
+            self._core.resume()
+
+    async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
+        """Read every tensor again, digest it, count layers, and only then hold the new weights."""
+        seconds: dict[str, float] = {}
+        started = time.monotonic()
+        with _calling("weight transfer", FailureReason.TRANSFER_FAILED, touched=True):
+            with _timed(seconds, "init"):
+                self._core.require_alive()
+            with _timed(seconds, "start"):
+                self._core.lose_weights()
+            with _timed(seconds, "update"):
+                received = await self._update(staged, deadline_s)
+            with _timed(seconds, "finish"):
+                self._finish(received, staged)
+        return Transferred(
+            epoch=epoch,
+            version=version,
+            digest=self._core.weights.digest,
+            tensors=len(received),
+            bytes=staged.nbytes,
+            layers=len(self._layers),
+            seconds=time.monotonic() - started,
+            phase_seconds=seconds,
+        )
+
+    async def _update(self, staged: StagedCheckpoint, deadline_s: float) -> list[TensorDigest]:
+        received: list[TensorDigest] = []
+        try:
+            async with asyncio.timeout(deadline_s):
+                with CheckpointReader(CheckpointUpdate.of(staged)) as reader:
+                    for tensor in read_again(reader, staged):
+                        received.append(tensor)
+                        await asyncio.sleep(0)  # the server goes on answering, as vLLM's does beside its core
+        except TimeoutError as error:
+            message = f"weight transfer: the simulator has not answered within {deadline_s:g} s"
+            raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from error
+        return received
+
+    def _finish(self, received: list[TensorDigest], staged: StagedCheckpoint) -> None:
+        loaded = elements_by_layer(received)
+        problems = [
+            f"layer {layer}: {loaded.get(layer, 0)} of {wanted} elements loaded"
+            for layer, wanted in sorted(self._layers.items())
+            if loaded.get(layer, 0) != wanted
+        ]
+        if problems:
+            raise EngineError(FailureReason.COVERAGE_FAILED, "; ".join(problems))
+        weights = HeldWeights.of(received)
+        if weights.digest != staged.digest:
+            message = f"received digest {weights.digest}, staged was {staged.digest}"
+            raise EngineError(FailureReason.DIGEST_MISMATCH, message)
+        self._core.require_alive()
+        self._core.weights = weights
+
+    async def recover(self, deadline_s: float) -> None:
+        """Nothing of a failed apply stays: the next one starts anew anyway."""
+        with _calling("worker reset", FailureReason.TRANSFER_FAILED):
+            self._core.require_alive()
+
+    async def reset_caches(self, deadline_s: float) -> None:
+        """The prefix cache is the only one."""
+        with _calling("cache reset", FailureReason.CACHE_RESET_FAILED):
+            if not self._core.reset_prefix_cache():
+                message = "vLLM did not reset the prefix cache: blocks are still held by requests"
+                raise EngineError(FailureReason.CACHE_RESET_FAILED, message)
+
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
+        """Log-probabilities of the prompt itself."""
+        with _calling("probe", FailureReason.PROBE_FAILED):
+            self._core.require_alive()
+            if self._core.paused:
+                raise EngineError(FailureReason.PROBE_FAILED, "probe: the scheduler is paused")
+            return following_logprobs(self._core.weights.digest, tokens)
+
+
+def _own_version() -> str:
+    try:
+        return version("rollfleet")
+    except PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[phase] = time.monotonic() - started
+
+
+@contextmanager
+def _calling(what: str, reason: FailureReason, *, touched: bool = False) -> Iterator[None]:
+    """Whatever fails in the core comes out as EngineError with its own text."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise EngineError(error.reason, error.message, touched=touched) from error
+    except CoreDeadError as error:
+        message = f"{what}: the engine core is dead"
+        raise EngineError(FailureReason.ENGINE_DEAD, message, touched=touched) from error
+    except OSError as error:
+        raise EngineError(reason, f"{what}: {error}", touched=touched) from error
+    except EngineError as error:
+        error.touched = error.touched or touched
+        raise

@@ -1,0 +1,63 @@
+"""Nothing that old weights computed is used after an update."""
+
+import pytest
+
+from tests.contract.client import Client, Operator
+from tests.contract.models import Models
+
+
+def test_c03_first_request_after_an_update_uses_no_old_cache(
+    serving: Operator, client: Client, models: Models, fresh_operator: Operator, fresh_client: Client
+):
+    prompt, count = models.long_prompt, 16
+    if fresh_operator.state().gate != "Open":
+        fresh_operator.serve_initial()
+    assert fresh_operator.state().weights.version == 0
+    client.complete(prompt, count)
+    warm = client.complete(prompt, count, logprobs=0)
+    assert (warm.version, warm.cached_tokens) == (1, 128)
+
+    serving.update(2, "step-2")
+    first = client.complete(prompt, count, logprobs=0)
+    assert (first.version, first.cached_tokens) == (2, 0)
+    again = client.complete(prompt, count, logprobs=0)
+    assert again.cached_tokens == 128
+
+    reference = fresh_client.complete(prompt, count, logprobs=0)
+    assert reference.cached_tokens == 0
+    assert first.text == reference.text == models.answer(2, prompt)[:count]
+    assert first.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+    assert again.logprobs == pytest.approx(reference.logprobs, abs=1e-5)
+    assert warm.logprobs != pytest.approx(reference.logprobs, abs=1e-3)
+
+
+def test_the_probe_neither_uses_nor_fills_the_cache_of_requests(serving: Operator, client: Client, models: Models):
+    prompt = models.long_prompt
+    tokens = client.http.post("/tokenize", json={"model": "policy", "prompt": prompt}).json()["tokens"]
+    epoch = serving.next_epoch()
+    serving.prepare(epoch, 2, "step-2")
+    digest = models.digest(2)
+    serving.close(epoch, 2)
+    serving.do("arm", epoch)
+    serving.transfer(epoch, 2, digest)
+    state = serving.succeed("verify", epoch, version=2, digest=digest, probeTokens=tokens, deadlineSeconds=60)
+    assert state.probe is not None
+    assert len(state.probe.logprobs) == len(tokens) - 1
+    serving.do("open", epoch, version=2, digest=digest)
+    first = client.complete(prompt, 4, prompt_logprobs=0)
+    assert first.cached_tokens == 0
+    told = [next(iter(entry.values()))["logprob"] for entry in first.prompt_logprobs[1:]]
+    assert state.probe.logprobs == pytest.approx(told, abs=1e-4)
+
+
+def test_cached_blocks_survive_a_cancelled_update_whose_weights_were_not_touched(
+    serving: Operator, client: Client, models: Models
+):
+    prompt = models.long_prompt
+    reference = client.complete(prompt, 8)
+    epoch = serving.next_epoch()
+    serving.close(epoch, 2)
+    serving.do("cancel", epoch)
+    after = client.complete(prompt, 8)
+    assert after.text == reference.text == models.answer(1, prompt)[:8]
+    assert after.version == 1

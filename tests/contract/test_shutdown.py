@@ -1,0 +1,96 @@
+"""How engines end: drained and stopped, or dead. These come last, for nothing works after them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+
+from rollfleet_protocol.state import Gate
+from tests.contract.client import Client, Operator, wait_in_flight
+from tests.contract.models import Models
+from tests.contract.process import DRAIN_TIMEOUT_S, EngineProcess, until
+
+LONG = 900
+
+
+def _prestop(engine: EngineProcess) -> subprocess.CompletedProcess[str]:
+    """As the kubelet runs the hook, in the container and its environment."""
+    return subprocess.run(
+        [sys.executable, "-m", "rollfleet_engine.prestop"],
+        env=engine.environ(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_prestop_drains_and_sigterm_ends(serving: Operator, client: Client, engine: EngineProcess, models: Models):
+    answers = []
+    running = threading.Thread(
+        target=lambda: answers.append(client.complete(models.short_prompt, 400, ignore_eos=True)), daemon=True
+    )
+    running.start()
+    wait_in_flight(serving, 1)
+    done = _prestop(engine)
+    assert done.returncode == 0, done.stderr
+    running.join(30)
+    (answer,) = answers
+    # It ended by itself, or was aborted when drainTimeoutSeconds were over; never cut in the middle of an answer.
+    assert answer.status == 200
+    assert answer.finish_reason in ("length", "abort")
+    assert answer.text[:100] == models.answer(1, models.short_prompt)[: min(100, len(answer.text))]
+    state = serving.state()
+    assert (state.gate, state.in_flight, state.ready) == (Gate.CLOSED, 0, False)
+    refused = client.complete("abc", 1)
+    assert (refused.status, refused.body["error"]["closedReason"]) == (503, "Draining")
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/livez").status_code == 200
+    assert serving.refused("open", serving.next_epoch(), version=1, digest=models.digest(1))[0] == 409
+    assert _prestop(engine).returncode == 0
+    assert DRAIN_TIMEOUT_S < 30
+
+    left = engine.descendants()
+    engine.signal(signal.SIGTERM)
+    code = engine.wait(40)
+    assert code in (0, 128 + signal.SIGTERM)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 10, "no process is left")
+    assert '"askedToStop": true' in engine.log()
+    assert not engine.termination_log.exists()
+
+
+def test_a_dead_core_is_not_live_and_the_launcher_says_why(
+    fresh: EngineProcess, fresh_operator: Operator, fresh_client: Client
+):
+    if fresh_operator.state().gate is Gate.CLOSED:
+        fresh_operator.serve_initial()
+    (core,) = fresh.core_pids()
+    seen: set[int] = set()
+
+    def notices() -> bool:
+        try:
+            seen.add(fresh_client.get("/livez").status_code)
+        except httpx.TransportError:
+            return True  # the server has ended
+        return 503 in seen
+
+    os.kill(core, signal.SIGKILL)
+    until(notices, 10, "/livez is false")
+    assert 503 in seen
+    until(lambda: not fresh_operator.state().alive, 10, "the guard noticed")
+    answer = fresh_client.complete("abc", 1)
+    assert (answer.status, answer.body["error"]["closedReason"]) == (503, "EngineDead")
+    assert fresh_client.get("/readyz").status_code == 503
+    state = fresh_operator.state()
+    assert (state.alive, state.gate) == (False, Gate.CLOSED)
+    left = fresh.descendants()
+    assert fresh.wait(60) not in (0, None)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left), 10, "no process is left")
+    message = json.loads(fresh.termination_log.read_text())
+    assert message["exitCode"] != 0
+    assert message["error"]
