@@ -172,6 +172,7 @@ async def install_chart(images: Images) -> None:
         await asyncio.to_thread(
             run, "helm", "upgrade", "--install", "rollfleet", str(ROOT / "charts/rollfleet"),
             "--namespace", SYSTEM_NAMESPACE, "--create-namespace", "--wait", "--timeout", "180s", *settings,
+            "--take-ownership", "--force-conflicts",  # CRDs may have been applied without Helm, by tests or by hand
         )  # fmt: skip
         # A new image under the same tag does not change the Deployment: the pod must be made anew.
         await kubectl("rollout", "restart", "deployment/rollfleet-operator", "-n", SYSTEM_NAMESPACE)
