@@ -1,0 +1,1 @@
+"""Benchmarks: both sides of each comparison in one run."""
