@@ -22,7 +22,7 @@ from rollfleet_operator.clients.kubernetes import KubernetesCluster, load_config
 from rollfleet_operator.clients.metrics import FleetCollector, Metrics
 from rollfleet_operator.clients.tokens import Tokens
 from rollfleet_operator.core.observed import Settings
-from rollfleet_operator.core.plan import plan
+from rollfleet_operator.core.plan import plan, plan_orphan
 from rollfleet_operator.ports import SERVICE_ACCOUNTS, Cluster
 from rollfleet_operator.runtime.apply import Applier
 from rollfleet_operator.runtime.health import serving
@@ -33,7 +33,7 @@ from rollfleet_operator.runtime.permissions import missing_kinds, missing_permis
 from rollfleet_operator.runtime.queue import KeyedQueue
 from rollfleet_operator.runtime.reconcile import Reconciler
 from rollfleet_operator.runtime.records import Records
-from rollfleet_operator.runtime.resync import PERIOD_S, Resync
+from rollfleet_operator.runtime.resync import Resync
 from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_operator.runtime.watchdog import Watchdog
 
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 WORKERS = 16
 STARTUP_S = 60.0  # that CRDs and RBAC may come after us, as they do in one helm install
 STARTUP_RETRY_S = 2.0
+SHORTEST_LIST_AGE_S = 60.0  # of what counts as one resync for liveness, however often they are made
 LISTS_MISSED = 3  # resyncs that may fail before the process is no longer healthy
 
 
@@ -116,11 +117,12 @@ async def _wire(
     followers = Followers(guards, queue.put, clock)
     stack.push_async_callback(followers.close)
     records = Records(queue, followers)
-    watchdog = Watchdog(records.ledger, PERIOD_S * LISTS_MISSED)
+    watchdog = Watchdog(records.ledger, max(options.resync_s, SHORTEST_LIST_AGE_S) * LISTS_MISSED)
     recorder = Recorder(cluster, socket.gethostname(), clock)
     observer = Observer(cluster, certificates, records, settings, Uptime(clock))
-    reconciler = Reconciler(observer, Applier(cluster, recorder, records, metrics), plan, records, metrics, clock)
-    resync = Resync(cluster, records, certificates, watchdog, options.namespaces or (None,))
+    applier = Applier(cluster, recorder, records, metrics)
+    reconciler = Reconciler(observer, applier, plan, plan_orphan, records, metrics, clock)
+    resync = Resync(cluster, records, certificates, watchdog, options.namespaces or (None,), options.resync_s)
     metrics.registry.register(FleetCollector(records.fleets.all, queue.depth, followers.count))
     return _Operator(configuration, records, resync, reconciler, watchdog)
 

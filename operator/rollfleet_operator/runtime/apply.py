@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rollfleet_operator.api.meta import LABEL_SERVING
-from rollfleet_operator.api.weightversion import Phase, PhaseSeconds, WeightVersionStatus
+from rollfleet_operator.api.weightversion import Phase, PhaseSeconds, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
 from rollfleet_operator.core.actions import (
@@ -79,6 +79,14 @@ class Applier:
         await self._recorder.record(work.namespace, seen.uids(), decision.events)
         return work.errors
 
+    async def apply_orphan(self, manifest: Manifest, weight_version: WeightVersion, decision: Decision) -> None:
+        """Tell a WeightVersion that its fleet does not exist."""
+        metadata = weight_version.metadata
+        for write in decision.weight_version_statuses:
+            await self._replace_version(manifest, weight_version, write)
+        uids = {(WEIGHT_VERSIONS.kind, metadata.name): metadata.uid}
+        await self._recorder.record(metadata.namespace, uids, decision.events)
+
     async def report(self, seen: Seen, errors: list[RollfleetError]) -> None:
         """Say what the API server would not take, in its own words, where a person looks for it."""
         fleet = seen.observed.fleet.metadata
@@ -94,12 +102,14 @@ class Applier:
         logger.debug("status of %s written at resourceVersion %s", work.key, answer["metadata"]["resourceVersion"])
 
     async def _write_weight_version(self, work: _Work, write: WeightVersionStatusWrite) -> None:
-        manifest = work.seen.weight_versions[write.name]
         known = next(one for one in work.seen.observed.weight_versions if one.metadata.name == write.name)
+        await self._replace_version(work.seen.weight_versions[write.name], known, write)
+
+    async def _replace_version(self, manifest: Manifest, known: WeightVersion, write: WeightVersionStatusWrite) -> None:
         if write.status == known.status:
             return
         await self._cluster.replace_status(WEIGHT_VERSIONS, _with_status(manifest, write.status.dump()))
-        self._measure(work.namespace, write.name, known.status, write.status)
+        self._measure(known.metadata.namespace, write.name, known.status, write.status)
 
     def _measure(self, namespace: str, name: str, before: WeightVersionStatus, after: WeightVersionStatus) -> None:
         same_update = (before.version, before.attempt) == (after.version, after.attempt)

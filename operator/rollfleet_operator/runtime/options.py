@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_LISTEN = "0.0.0.0:8080"
+DEFAULT_RESYNC_S = 180
+SHORTEST_RESYNC_S = 1
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Options:
     listen_port: int
     kubeconfig: Path | None
     log_level: str
+    resync_s: int = DEFAULT_RESYNC_S
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -31,6 +34,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     host, _, port = given.listen.rpartition(":")
     if not host or not port.isdecimal():
         parser.error(f"--listen {given.listen}: expected HOST:PORT")
+    if given.resync_seconds < SHORTEST_RESYNC_S:
+        parser.error(f"--resync-seconds {given.resync_seconds}: at least {SHORTEST_RESYNC_S}")
     for name in ("operator_namespace", "service_account"):
         if not getattr(given, name):
             parser.error(f"--{name.replace('_', '-')} is missing")
@@ -44,6 +49,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         listen_port=int(port),
         kubeconfig=given.kubeconfig,
         log_level=given.log_level,
+        resync_s=given.resync_seconds,
     )
 
 
@@ -70,5 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="run outside of the cluster, with these credentials"
     )
+    parser.add_argument(
+        "--resync-seconds", type=int, default=DEFAULT_RESYNC_S, metavar="N",
+        help="how often everything is read by list, besides the watches (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine
-from rollfleet_operator.api.weightversion import WeightVersionStatus
+from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import Conflict, Retryable, RollfleetError
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.ports import Meter
 from rollfleet_operator.runtime.apply import Applier, summary
-from rollfleet_operator.runtime.observe import Observer, Read, Seen, parse_fleet
+from rollfleet_operator.runtime.observe import Observer, Read, Seen, parse_fleet, parse_weight_version
 from rollfleet_operator.runtime.records import Records
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 PASS_S = 60.0  # of one pass; every call in it has a shorter deadline
 MAX_LOGGED = 50  # actions of one decision
 Plan = Callable[[Observed, datetime], Decision]
+PlanOrphan = Callable[[WeightVersion, datetime], Decision]
 
 
 class Reconciler:
@@ -31,6 +32,7 @@ class Reconciler:
         observer: Observer,
         applier: Applier,
         plan: Plan,
+        plan_orphan: PlanOrphan,
         records: Records,
         meter: Meter,
         clock: Callable[[], datetime],
@@ -38,6 +40,7 @@ class Reconciler:
         self._observer = observer
         self._applier = applier
         self._plan = plan
+        self._plan_orphan = plan_orphan
         self._records = records
         self._meter = meter
         self._clock = clock
@@ -77,6 +80,7 @@ class Reconciler:
         read = await self._observer.read(key)
         if read.fleet is None:
             self._records.forget(key)
+            await self._tell_orphans(read)
             return None
         fleet = parse_fleet(read.fleet)
         self._records.fleets.put(fleet)
@@ -93,6 +97,13 @@ class Reconciler:
         if errors:
             await self._fail(seen, errors)
         return (decision.wake_at - self._clock()).total_seconds() if decision.wake_at else None
+
+    async def _tell_orphans(self, read: Read) -> None:
+        """WeightVersions that name a fleet which does not exist."""
+        for manifest in read.weight_versions.values():
+            weight_version = parse_weight_version(manifest)
+            decision = self._plan_orphan(weight_version, self._clock())
+            await self._applier.apply_orphan(manifest, weight_version, decision)
 
     async def _fail(self, seen: Seen, errors: list[RollfleetError]) -> None:
         """The rest was done; the pass counts as failed by the gravest error."""

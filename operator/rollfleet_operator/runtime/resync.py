@@ -15,7 +15,6 @@ from rollfleet_operator.runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-PERIOD_S = 180.0
 JITTER = 0.2  # of the period, either way
 RETRY_S = 5.0
 
@@ -29,7 +28,7 @@ class Resync:
     certificates: Certificates
     watchdog: Watchdog
     namespaces: tuple[str | None, ...]  # (None,) for all
-    period_s: float = PERIOD_S
+    period_s: float
 
     async def run(self) -> None:
         """Until cancelled. The caller has done the first one."""

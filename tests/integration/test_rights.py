@@ -1,0 +1,95 @@
+"""The operator under the chart's own RBAC: what it uses is what it was granted."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from examples.demo.environment import ROOT, run
+from examples.demo.kubectl import kubectl
+from rollfleet_operator.ports import SERVICE_ACCOUNTS
+from rollfleet_operator.runtime.permissions import NEEDED, needed_at_home
+from tests.support.fleet import World
+from tests.support.waiting import until
+
+KINDS_OF_RIGHTS = ("ServiceAccount", "Role", "RoleBinding")
+WATCHED_BY_KOPF = {("watch", "rolloutengines"), ("watch", "weightversions"), ("watch", "pods")}
+# What these tests give no reason to do: children other than pods are deleted by the garbage collector.
+UNUSED_HERE = {("delete", "services"), ("delete", "serviceaccounts"), ("delete", "roles")} | {
+    ("delete", "rolebindings"),
+    ("delete", "deployments"),
+}
+REQUEST = re.compile(r'rollfleet_kubernetes_request_seconds_count\{outcome="(\w+)",resource="([\w/]+)",verb="(\w+)"\}')
+
+
+def chart_rights(namespace: str) -> list[dict[str, Any]]:
+    """ServiceAccount, roles and bindings as the chart renders them for one namespace."""
+    rendered = run(
+        "helm", "template", "rollfleet", str(ROOT / "charts/rollfleet"), "--namespace", namespace,
+        "--set", f"watchNamespaces={{{namespace}}}", "--set", "image.repository=unused",
+        "--set", "rbac.aggregateToUserRoles=false", quiet=True,
+    )  # fmt: skip
+    documents = [document for document in yaml.safe_load_all(rendered) if document]
+    return [document for document in documents if document["kind"] in KINDS_OF_RIGHTS]
+
+
+async def kubeconfig_of(world: World, folder: Path) -> Path:
+    """Credentials of the operator's own ServiceAccount, and of nobody else."""
+    view = json.loads(await kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    request = {"spec": {"expirationSeconds": 3600}}
+    subresource = (world.operator.service_account, "token")
+    answer = await world.cluster.create(SERVICE_ACCOUNTS, world.namespace, request, subresource)
+    view["users"] = [{"name": view["users"][0]["name"], "user": {"token": answer["status"]["token"]}}]
+    path = folder / "operator.kubeconfig"
+    path.write_text(json.dumps(view), encoding="utf-8")
+    return path
+
+
+async def test_it_runs_under_the_charts_rights_and_uses_them_all(world: World, tmp_path: Path) -> None:
+    for document in chart_rights(world.namespace):
+        await kubectl("apply", "-f", "-", manifest=document)
+    world.operator.kubeconfig = await kubeconfig_of(world, tmp_path)
+    await world.operator.start()
+    await world.create_fleet(2, router={"mode": "Enabled", "replicas": 1, "policy": "round_robin"})
+    await world.serving(2)
+    await world.bump(1)
+    await world.active(1)
+    first = (await world.pods())[0]["metadata"]["name"]
+    await kubectl("label", "pod", first, "-n", world.namespace, "rollfleet.io/serving-")
+    await kubectl(
+        "patch", "rolloutengine", world.fleet, "-n", world.namespace, "--type=merge", "-p", '{"spec":{"replicas":1}}'
+    )
+    await world.serving(1)
+    requests = {REQUEST.match(name): value for name, value in (await world.operator.metrics()).items()}
+    used = {(match[3], match[2]) for match in requests if match and match[2] != "selfsubjectaccessreviews"}
+    denied = [match[0] for match in requests if match and match[1] == "Denied"]
+    assert denied == []
+    needs = (*NEEDED, *needed_at_home(world.operator.service_account))
+    granted = {
+        (verb, need.resource.plural + (f"/{need.subresource}" if need.subresource else ""))
+        for need in needs
+        for verb in need.verbs
+    }
+    assert used | WATCHED_BY_KOPF | UNUSED_HERE == granted, world.operator.log()[-4000:]
+
+
+async def test_missing_rights_are_named_one_by_one(world: World, tmp_path: Path) -> None:
+    documents = chart_rights(world.namespace)
+    for document in documents:
+        if document["kind"] == "Role" and not document["metadata"]["name"].endswith("-own"):
+            for rule in document["rules"]:
+                if "pods" in rule["resources"]:
+                    rule["verbs"].remove("delete")
+        await kubectl("apply", "-f", "-", manifest=document)
+    world.operator.kubeconfig = await kubeconfig_of(world, tmp_path)
+    await world.operator.launch()
+
+    async def is_named() -> bool:
+        return f"delete pods (group core) in namespace {world.namespace}" in world.operator.log()
+
+    await until(is_named, 30, world.operator.log)
+    assert await world.operator.status("/readyz") != 200
+    assert await world.operator.status("/healthz") == 200
+    assert "create pods" not in world.operator.log()
