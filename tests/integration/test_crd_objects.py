@@ -1,16 +1,14 @@
 """Our kinds at a real API server: what it refuses and in which words, what it keeps, and how kubectl prints it."""
 
 import copy
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
-from rollfleet_operator.api.crd import KINDS, build_crd
+from tests.support.crds import installed_crds, temporary_namespace
 from tests.support.kubectl import KubectlError, Object, get, kubectl
 from tests.support.objects import full_fleet_status, full_weight_version_status
 
@@ -19,31 +17,10 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 Change = Callable[[Object], Any]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def crds() -> Iterator[None]:
-    """Our CRDs as the models have them now. Those that a chart has brought stay, those that were missing go again."""
-    made = []
-    for kind in KINDS:
-        crd = build_crd(kind)
-        try:
-            kubectl("get", "crd", kind.crd_name)
-        except KubectlError:
-            kubectl("create", "-f", "-", manifest=crd)
-            made.append(kind.crd_name)
-        else:
-            kubectl("patch", "crd", kind.crd_name, "--type", "merge", "-p", yaml.safe_dump({"spec": crd["spec"]}))
-        kubectl("wait", "--for=condition=Established", f"crd/{kind.crd_name}", "--timeout=30s")
-    yield
-    for name in made:
-        kubectl("delete", "crd", name, "--wait=false")
-
-
 @pytest.fixture(scope="module")
-def namespace(crds: None) -> Iterator[str]:
-    name = f"crd-{secrets.token_hex(4)}"
-    kubectl("create", "namespace", name)
-    yield name
-    kubectl("delete", "namespace", name, "--wait=false")
+def namespace() -> Iterator[str]:
+    with installed_crds(), temporary_namespace("crd") as name:
+        yield name
 
 
 def fleet(namespace: str, name: str = "qwen", **spec: Any) -> Object:
