@@ -10,6 +10,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from rollfleet_operator.api.meta import API_VERSION
@@ -22,26 +23,49 @@ logger = logging.getLogger(__name__)
 REMEMBERED = 4096
 REMEMBERED_S = 3600.0  # what the API server keeps Events for by default
 MAX_NOTE = 1024  # characters that events.k8s.io/v1 takes
-MAX_AT_ONCE = 8
+MAX_WAITING = 1024
+WRITERS = 4
 CONTROLLER = "rollfleet.io/operator"
 
 
+@dataclass(frozen=True)
+class _Said:
+    namespace: str
+    uid: str
+    event: Event
+
+
 class Recorder:
-    """Records Events of decisions."""
+    """Records Events beside the passes, which wait for none of them."""
 
     def __init__(self, cluster: Cluster, instance: str, clock: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._instance = instance
         self._clock = clock
         self._said: OrderedDict[str, float] = OrderedDict()
+        self._waiting: asyncio.Queue[_Said] = asyncio.Queue(MAX_WAITING)
 
-    async def record(self, namespace: str, uids: dict[tuple[str, str], str], events: Sequence[Event]) -> None:
+    def record(self, namespace: str, uids: dict[tuple[str, str], str], events: Sequence[Event]) -> None:
         """Record those that were not said before; `uids` by (kind, name) of the objects of this pass."""
-        slots = asyncio.Semaphore(MAX_AT_ONCE)
-        fresh = [(event, uids.get((event.kind, event.name), "")) for event in events]
-        await asyncio.gather(
-            *(self._one(slots, namespace, uid, event) for event, uid in fresh if self._is_fresh(_digest(uid, event)))
-        )
+        for event in events:
+            said = _Said(namespace, uids.get((event.kind, event.name), ""), event)
+            if self._waiting.full():
+                logger.warning("too many events wait; %s on %s %s is dropped", event.reason, event.kind, event.name)
+            elif self._is_fresh(_digest(said)):
+                self._waiting.put_nowait(said)
+
+    async def run(self) -> None:
+        """Write what was recorded, until cancelled. Several may run at once."""
+        while True:
+            said = await self._waiting.get()
+            try:
+                await self._write(said)
+            finally:
+                self._waiting.task_done()
+
+    async def drain(self) -> None:
+        """Wait until everything recorded so far is written."""
+        await self._waiting.join()
 
     def _is_fresh(self, digest: str) -> bool:
         now = time.monotonic()
@@ -54,21 +78,20 @@ class Recorder:
             self._said.popitem(last=False)
         return True
 
-    async def _one(self, slots: asyncio.Semaphore, namespace: str, uid: str, event: Event) -> None:
-        manifest = self._manifest(namespace, uid, event)
-        async with slots:
-            try:
-                await self._cluster.create(EVENTS, namespace, manifest)
-            except AlreadyExists:
-                return
-            except RollfleetError as error:
-                self._said.pop(_digest(uid, event), None)
-                logger.warning(
-                    "event %s on %s %s/%s was not recorded: %s", event.reason, event.kind, namespace, event.name, error
-                )
+    async def _write(self, said: _Said) -> None:
+        event = said.event
+        try:
+            await self._cluster.create(EVENTS, said.namespace, self._manifest(said))
+        except AlreadyExists:
+            return
+        except RollfleetError as error:
+            self._said.pop(_digest(said), None)
+            where = f"{event.kind} {said.namespace}/{event.name}"
+            logger.warning("event %s on %s was not recorded: %s", event.reason, where, error)
 
-    def _manifest(self, namespace: str, uid: str, event: Event) -> Manifest:
-        suffix = "." + _digest(uid, event)[:16]
+    def _manifest(self, said: _Said) -> Manifest:
+        event, namespace, uid = said.event, said.namespace, said.uid
+        suffix = "." + _digest(said)[:16]
         return {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
@@ -86,5 +109,5 @@ class Recorder:
         }  # fmt: skip
 
 
-def _digest(uid: str, event: Event) -> str:
-    return hashlib.sha256("\0".join((uid, event.reason, event.message)).encode()).hexdigest()
+def _digest(said: _Said) -> str:
+    return hashlib.sha256("\0".join((said.uid, said.event.reason, said.event.message)).encode()).hexdigest()

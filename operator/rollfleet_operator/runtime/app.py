@@ -5,7 +5,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -15,7 +15,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import InvalidSpec, Retryable, RollfleetError
-from rollfleet_operator.clients.events import Recorder
+from rollfleet_operator.clients.events import WRITERS, Recorder
 from rollfleet_operator.clients.followers import Followers
 from rollfleet_operator.clients.guards import GuardClient
 from rollfleet_operator.clients.kubernetes import KubernetesCluster, load_configuration
@@ -43,6 +43,8 @@ WORKERS = 16
 STARTUP_S = 60.0  # that CRDs and RBAC may come after us, as they do in one helm install
 STARTUP_RETRY_S = 2.0
 SHORTEST_LIST_AGE_S = 60.0  # of what counts as one resync for liveness, however often they are made
+STOP_S = 10.0
+LAST_WORDS_S = 2.0  # for Events that are still to be written at the end
 LISTS_MISSED = 3  # resyncs that may fail before the process is no longer healthy
 
 
@@ -64,6 +66,7 @@ class _Operator:
     resync: Resync
     reconciler: Reconciler
     watchdog: Watchdog
+    recorder: Recorder
 
 
 @dataclass
@@ -124,32 +127,40 @@ async def _wire(
     reconciler = Reconciler(observer, applier, plan, plan_orphan, records, metrics, clock)
     resync = Resync(cluster, records, certificates, watchdog, options.namespaces or (None,), options.resync_s)
     metrics.registry.register(FleetCollector(records.fleets.all, queue.depth, followers.count))
-    return _Operator(configuration, records, resync, reconciler, watchdog)
+    return _Operator(configuration, records, resync, reconciler, watchdog, recorder)
 
 
 async def _operate(operator: _Operator, life: _Life, options: Options) -> None:
     """Our tasks start before kopf, which at its end cancels every task that is younger than itself."""
     registry = build_registry(Intake(operator.records), operator.configuration)
+    tasks = [asyncio.create_task(operator.watchdog.beat(), name="heartbeat")]
+    tasks += [asyncio.create_task(operator.recorder.run(), name=f"recorder {n}") for n in range(WRITERS)]
+    await operator.resync.until_done()  # no decision before all pods are known
+    workers = [asyncio.create_task(operator.reconciler.work(), name=f"worker {n}") for n in range(WORKERS)]
 
     @kopf.on.cleanup(registry=registry)
-    async def stop_following(**_: Any) -> None:
+    async def stop_working(**_: Any) -> None:
+        life.is_ready = False
         for task in workers:
             task.cancel()
         await operator.records.followers.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await operator.recorder.drain()
 
-    beat = asyncio.create_task(operator.watchdog.beat(), name="heartbeat")
-    await operator.resync.until_done()  # no decision before all pods are known
-    workers = [asyncio.create_task(operator.reconciler.work(), name=f"worker {n}") for n in range(WORKERS)]
-    resync = asyncio.create_task(operator.resync.run(), name="resync")
+    tasks += [*workers, asyncio.create_task(operator.resync.run(), name="resync")]
     watches = asyncio.create_task(_watch(registry, options), name="kopf")
+    tasks.append(watches)
     life.is_ready = True
     logger.info("operating", extra={"fields": {"namespaces": list(options.namespaces) or "all"}})
     try:
-        await asyncio.wait((watches, resync, beat, *workers), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not life.is_ready:  # kopf was told to stop, and cleans up
+            await asyncio.wait([watches], timeout=STOP_S)
     finally:
-        for task in (resync, beat, *workers, watches):
+        for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(watches, resync, beat, *workers, return_exceptions=True)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
     _raise_first(ended)
     logger.info("stopped")
 

@@ -76,7 +76,7 @@ class Applier:
         await asyncio.gather(
             *(work.attempt(self._write_weight_version(work, write)) for write in decision.weight_version_statuses)
         )
-        await self._recorder.record(work.namespace, seen.uids(), decision.events)
+        self._recorder.record(work.namespace, seen.uids(), decision.events)
         return work.errors
 
     async def apply_orphan(self, manifest: Manifest, weight_version: WeightVersion, decision: Decision) -> None:
@@ -85,13 +85,13 @@ class Applier:
         for write in decision.weight_version_statuses:
             await self._replace_version(manifest, weight_version, write)
         uids = {(WEIGHT_VERSIONS.kind, metadata.name): metadata.uid}
-        await self._recorder.record(metadata.namespace, uids, decision.events)
+        self._recorder.record(metadata.namespace, uids, decision.events)
 
-    async def report(self, seen: Seen, errors: list[RollfleetError]) -> None:
+    def report(self, seen: Seen, errors: list[RollfleetError]) -> None:
         """Say what the API server would not take, in its own words, where a person looks for it."""
         fleet = seen.observed.fleet.metadata
         events = [Event("RolloutEngine", fleet.name, "Warning", "ApplyFailed", str(error)) for error in errors]
-        await self._recorder.record(fleet.namespace, seen.uids(), events)
+        self._recorder.record(fleet.namespace, seen.uids(), events)
 
     async def _write_fleet_status(self, work: _Work) -> None:
         write, fleet = work.decision.fleet_status, work.seen.observed.fleet

@@ -95,7 +95,7 @@ class Reconciler:
         _log(key, seen, decision)
         errors = await self._applier.apply(key, seen, decision)
         if errors:
-            await self._fail(seen, errors)
+            self._fail(seen, errors)
         return (decision.wake_at - self._clock()).total_seconds() if decision.wake_at else None
 
     async def _tell_orphans(self, read: Read) -> None:
@@ -105,10 +105,10 @@ class Reconciler:
             decision = self._plan_orphan(weight_version, self._clock())
             await self._applier.apply_orphan(manifest, weight_version, decision)
 
-    async def _fail(self, seen: Seen, errors: list[RollfleetError]) -> None:
+    def _fail(self, seen: Seen, errors: list[RollfleetError]) -> None:
         """The rest was done; the pass counts as failed by the gravest error."""
         rejected = [error for error in errors if not isinstance(error, Retryable)]
-        await self._applier.report(seen, rejected)
+        self._applier.report(seen, rejected)
         gravest = (rejected or [error for error in errors if not isinstance(error, Conflict)] or errors)[0]
         raise gravest
 

@@ -1,11 +1,12 @@
 """Events are said once."""
 
+import asyncio
 from datetime import UTC, datetime
 
 import pytest
 
 from rollfleet_operator.clients.errors import Unreachable
-from rollfleet_operator.clients.events import REMEMBERED, Recorder
+from rollfleet_operator.clients.events import MAX_WAITING, REMEMBERED, Recorder
 from rollfleet_operator.core.actions import Event
 from rollfleet_operator.ports import Manifest, Resource
 from tests.support.cluster import MemoryCluster
@@ -22,11 +23,20 @@ def recorder(cluster: MemoryCluster) -> Recorder:
     return Recorder(cluster, "operator-0", lambda: NOW)
 
 
+async def record(one: Recorder, events: list[Event], uids: dict[tuple[str, str], str] | None = None) -> None:
+    """Record, and wait until it is written."""
+    writing = asyncio.create_task(one.run())
+    one.record("rl", UIDS if uids is None else uids, events)
+    await one.drain()
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+
+
 async def test_the_same_event_is_written_once() -> None:
     cluster = MemoryCluster()
     one = recorder(cluster)
     for _ in range(3):
-        await one.record("rl", UIDS, [make_event(), make_event()])
+        await record(one, [make_event(), make_event()])
     assert len(cluster.objects) == 1
     (written,) = cluster.objects.values()
     assert written["regarding"]["uid"] == "f-1"
@@ -35,22 +45,22 @@ async def test_the_same_event_is_written_once() -> None:
 
 async def test_a_restarted_operator_does_not_say_it_again() -> None:
     cluster = MemoryCluster()
-    await recorder(cluster).record("rl", UIDS, [make_event()])
-    await recorder(cluster).record("rl", UIDS, [make_event()])
+    await record(recorder(cluster), [make_event()])
+    await record(recorder(cluster), [make_event()])
     assert len(cluster.objects) == 1
 
 
 async def test_another_message_or_another_object_is_another_event() -> None:
     cluster = MemoryCluster()
     one = recorder(cluster)
-    await one.record("rl", UIDS, [make_event(), make_event("version 4 is Active")])
-    await one.record("rl", {("RolloutEngine", "qwen"): "f-2"}, [make_event()])
+    await record(one, [make_event(), make_event("version 4 is Active")])
+    await record(one, [make_event()], {("RolloutEngine", "qwen"): "f-2"})
     assert len(cluster.objects) == 3
 
 
 async def test_a_long_message_is_clipped_to_what_the_api_takes() -> None:
     cluster = MemoryCluster()
-    await recorder(cluster).record("rl", UIDS, [make_event("x" * 5000)])
+    await record(recorder(cluster), [make_event("x" * 5000)])
     (written,) = cluster.objects.values()
     assert len(written["note"]) == 1024
 
@@ -66,14 +76,22 @@ class DeafCluster(MemoryCluster):
 async def test_a_failure_is_logged_and_tried_again_with_the_next_pass(caplog: pytest.LogCaptureFixture) -> None:
     cluster = DeafCluster()
     one = recorder(cluster)
-    await one.record("rl", UIDS, [make_event()])
+    await record(one, [make_event()])
     assert "no answer within the deadline" in caplog.text
-    await one.record("rl", UIDS, [make_event()])
+    await record(one, [make_event()])
     assert len(cluster.writes) == 2
 
 
 async def test_the_memory_is_bounded() -> None:
     cluster = MemoryCluster()
     one = recorder(cluster)
-    await one.record("rl", UIDS, [make_event(str(n)) for n in range(REMEMBERED + 10)])
+    for start in range(0, REMEMBERED + 512, 512):
+        await record(one, [make_event(str(n)) for n in range(start, start + 512)])
     assert len(one._said) == REMEMBERED
+    assert len(cluster.objects) == REMEMBERED + 512
+
+
+async def test_a_flood_is_dropped_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    one = recorder(MemoryCluster())
+    one.record("rl", UIDS, [make_event(str(n)) for n in range(MAX_WAITING + 5)])
+    assert caplog.text.count("is dropped") == 5

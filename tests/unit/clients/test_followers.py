@@ -126,7 +126,7 @@ async def test_a_restart_is_a_new_incarnation_and_the_old_never_comes_back(watch
     assert watched.view.refusals == (("Arm", "Close before Arm"),)
     await watched.hear(make_state(1, "i-2"))
     assert watched.view.state == make_state(1, "i-2")
-    assert watched.view.refusals == ()
+    assert not watched.view.refusals
     watched.follower.told(make_state(10, "i-1"))
     assert watched.view.state == make_state(1, "i-2")
 
@@ -183,7 +183,8 @@ async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: 
     assert len(watched.view.refusals) == MAX_REFUSALS
     assert watched.view.refusals[-1] == ("Cancel", f"refusal {2 * MAX_REFUSALS - 1}")
     await watched.command(arm(epoch=2), make_state(2, epoch=2))
-    assert (watched.view.refusals, watched.view.setbacks, watched.view.last_setback) == ((), 0, None)
+    assert not watched.view.refusals
+    assert (watched.view.setbacks, watched.view.last_setback) == (0, None)
 
 
 async def test_operations_that_fail_are_counted_once_each(watched: Watched) -> None:
