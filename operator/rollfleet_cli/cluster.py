@@ -55,9 +55,12 @@ class Cluster:
         from kubernetes import config  # noqa: PLC0415 - half a second, not for --help
         from kubernetes.client import ApiClient, Configuration  # noqa: PLC0415
         from kubernetes.config import ConfigException  # noqa: PLC0415
+        from urllib3 import disable_warnings  # noqa: PLC0415
+        from urllib3.exceptions import InsecureRequestWarning  # noqa: PLC0415
 
         configuration = Configuration()
         configuration.retries = False
+        disable_warnings(InsecureRequestWarning)  # the kubeconfig said so; kubectl does not warn of it either
         file = str(access.kubeconfig) if access.kubeconfig else None
         try:
             config.load_kube_config(file, context=access.context, client_configuration=configuration)

@@ -86,13 +86,17 @@ def _words(view: FleetView) -> list[Text]:
     ]
     if view.state not in GOOD and view.message:
         lines.append(Text(f"{where}: {view.state}: {view.message}", style="yellow"))
-    if view.update and view.update.message and view.update.phase not in GOOD:
+    if view.update and view.update.phase not in GOOD and _is_news(view.update.message, view.problems):
         lines.append(Text(f"{where}: {_named(view.update)}: {view.update.message}", style="yellow"))
     if view.last_failure:
         lines.append(Text(f"{where}: last failure: {view.last_failure}", style="red"))
     if not view.engines_known:
         lines.append(Text(f"{where}: you may not list pods, so only engines that are not well are shown"))
     return lines
+
+
+def _is_news(words: str, told: tuple[str, ...]) -> bool:
+    return bool(words) and not any(words in line for line in told)
 
 
 def _named(update: UpdateView) -> str:

@@ -193,9 +193,14 @@ def _last_failure(fleet: RolloutEngine, update: UpdateView | None) -> str:
 
 def _problems(fleet: RolloutEngine, version: WeightVersion | None) -> tuple[str, ...]:
     """Conditions that are False where they should hold, or hold where they should not."""
-    status = fleet.status
-    wrong = [c for c in status.conditions if c.type == "Accepted" and not holds(c)]
-    wrong += [c for c in status.conditions if c.type == "Degraded" and holds(c)]
+    conditions = fleet.status.conditions
+    wrong = [_problem(c) for c in conditions if c.type == "Accepted" and not holds(c)]
+    wrong += [_problem(c) for c in conditions if c.type == "Degraded" and holds(c)]
     if version is not None:
-        wrong += [c for c in version.status.conditions if c.type == "Accepted" and not holds(c)]
-    return tuple(f"{c.type}={c.status.value} ({c.reason}): {c.message}" for c in wrong)
+        refused = [c for c in version.status.conditions if c.type == "Accepted" and not holds(c)]
+        wrong += [f"{version.metadata.name}: {_problem(c)}" for c in refused]
+    return tuple(wrong)
+
+
+def _problem(condition: Condition) -> str:
+    return f"{condition.type}={condition.status.value} ({condition.reason}): {condition.message}"

@@ -150,7 +150,7 @@ CHANGES: dict[str, tuple[Callable[[], FleetView], list[str]]] = {
         ),
         [
             "version 2 Pending: 5 is committed",
-            "Accepted=False (VersionNotHigher): 5 is committed",
+            "qwen-policy: Accepted=False (VersionNotHigher): 5 is committed",
         ],
     ),
 }
