@@ -5,4 +5,10 @@ import sys
 
 from devcluster.cli import main
 
-sys.exit(main(sys.argv[1:], os.environ))
+try:
+    code = main(sys.argv[1:], os.environ)
+    sys.stdout.flush()
+except BrokenPipeError:  # the reader has seen enough, as in `status | head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    code = 1
+sys.exit(code)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ BUILD_TIMEOUT_S = 3600.0
 TRANSFER_TIMEOUT_S = 900.0
 COMMAND_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 14 * 86400.0
+KEEP_LAYERS_S = 2 * 86400.0  # each change of a source file leaves some, of hundreds of MB
 SYSTEM_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 IN_BUILD = "/run/devcluster"
 CERTIFICATES_IN_BUILD = f"{IN_BUILD}/ca-certificates.crt"
@@ -178,8 +178,15 @@ def present(paths: Paths) -> list[str]:
     return sorted(name for name in names if "@" not in name and not name.startswith("sha256:"))
 
 
-def prune(paths: Paths, now: float = 0.0) -> None:
-    """Drop archives that nothing has used for a while."""
+def has_stale_layers(listed: str, now: float) -> bool:
+    """Whether `buildah images --json` shows layers of an image that was replaced long ago."""
+    return any(not image["names"] and now - image["created"] > KEEP_LAYERS_S for image in json.loads(listed) or [])
+
+
+def prune(paths: Paths, now: float) -> None:
+    """Drop archives that nothing has used for a while, and the layers of images that were replaced long ago."""
     for file in paths.images.glob("*"):
-        if (now or time.time()) - file.stat().st_mtime > KEEP_UNUSED_S:
+        if now - file.stat().st_mtime > KEEP_UNUSED_S:
             file.unlink()
+    if has_stale_layers(_buildah(paths, "images", "--all", "--json", timeout_s=COMMAND_TIMEOUT_S), now):
+        _buildah(paths, "rmi", "--prune", timeout_s=TRANSFER_TIMEOUT_S)

@@ -136,6 +136,19 @@ def test_the_build_command_carries_arguments_and_volumes() -> None:
     assert command[command.index("--isolation") + 1] == "chroot"
 
 
+@pytest.mark.parametrize(
+    ("listed", "stale"),
+    [
+        ("null", False),
+        ('[{"names": ["docker.io/library/a:1"], "created": 0}]', False),
+        ('[{"names": null, "created": 999000}]', False),
+        ('[{"names": ["docker.io/library/a:1"], "created": 0}, {"names": null, "created": 1000}]', True),
+    ],
+)
+def test_only_old_layers_without_a_name_are_stale(listed: str, stale: bool) -> None:
+    assert images.has_stale_layers(listed, now=1_000_000.0) is stale
+
+
 def test_os_release_is_read_with_and_without_quotes() -> None:
     text = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n# comment=1\nID=debian\nVERSION_CODENAME=bookworm\n'
     release = prerequisites.os_release(text)
