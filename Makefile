@@ -88,7 +88,7 @@ e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind
-	@$(BIN)/python -m pytest tests/devcluster -q
+	@DEVCLUSTER_TEST=1 $(PYTEST) tests/devcluster -q
 
 .PHONY: test
 test: ## everything; set-up is timed apart from the tests
