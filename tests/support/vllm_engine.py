@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,8 +33,9 @@ class CallError(Exception):
 class VllmEngine:
     """Starts on entering, stops on leaving. The log stays at `log`."""
 
-    def __init__(self, model: Path, log: Path, **arguments: Any) -> None:
+    def __init__(self, model: Path, log: Path, environment: Mapping[str, str] | None = None, **arguments: Any) -> None:
         self.log = log
+        self._environment = dict(environment or {})
         self._arguments = {
             "model": str(model),
             "dtype": "float32",
@@ -52,6 +54,7 @@ class VllmEngine:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
+        environment |= self._environment
         interpreter = vllm_venv.ensure() / "bin" / "python"
         command = [str(interpreter), str(DRIVER), str(write), json.dumps(self._arguments)]
         with self.log.open("w", encoding="utf-8") as log:

@@ -33,6 +33,7 @@ def recover_with(engine: VllmEngine, checkpoint: Path) -> None:
 @pytest.mark.parametrize("tensor", OMITTED)
 def test_a_layer_that_got_less_than_at_the_start_fails_by_name(engine: VllmEngine, models: Path, tensor: str) -> None:
     error = fail(engine, models / "step-1", fault="omit", tensor=tensor)
+    assert engine.call("weight_version") != "1"
     assert error.reason == "CoverageFailed"
     assert OMITTED[tensor] in error.message
     assert " of " in error.message

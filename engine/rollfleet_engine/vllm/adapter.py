@@ -92,8 +92,10 @@ class VllmAdapter:
                 with _timed(seconds, "update"):
                     await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
                 with _timed(seconds, "finish"):
-                    reports = await self._phase(lambda: self._engine.finish_weight_update(str(version)))
-                _require_finished(reports, staged)
+                    reports = await self._phase(self._engine.finish_weight_update)
+                    _require_finished(reports, staged)
+                    # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
+                    await self._engine.update_weight_version(str(version))
         return Transferred(
             epoch=epoch,
             version=version,
