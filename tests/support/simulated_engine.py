@@ -1,0 +1,191 @@
+"""A simulated engine process: the real guard machine of the engine, over an engine that only takes time and can fail."""
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rollfleet_engine.guard.machine import decide
+from rollfleet_engine.guard.states import (
+    CancelOperation,
+    DrainBegan,
+    Ended,
+    Event,
+    Failed,
+    GuardState,
+    Heard,
+    OperationRecord,
+    Paused,
+    Rejection,
+    Resumed,
+    Start,
+    Tick,
+    to_wire,
+)
+from rollfleet_protocol.commands import CheckpointRoot, Close, Command, Prepare, Transfer, Verify
+from rollfleet_protocol.state import (
+    EngineState,
+    Failure,
+    FailureReason,
+    OperationName,
+    ProbeResult,
+    Staged,
+    Transferred,
+)
+from tests.support.builders import FACTS, digest_of
+
+MODEL_DIGEST = "sha256:model"
+
+
+@dataclass
+class Store:
+    """The checkpoints that all engines see."""
+
+    faults: dict[str, Failure] = field(default_factory=dict)  # by path
+
+    def read(self, root: CheckpointRoot, path: str) -> str | Failure:
+        """Its digest, or what is wrong with it."""
+        if root is CheckpointRoot.MODEL:
+            return MODEL_DIGEST
+        return self.faults.get(path, digest_of(path))
+
+
+@dataclass
+class Temper:
+    """How an engine behaves."""
+
+    seconds: Callable[[OperationName], float] = lambda _: 0.1
+    fails: dict[OperationName, Failure] = field(default_factory=dict)  # the next operation of this kind fails so
+    skew: float = 0.0  # added to what the probe answers
+
+
+@dataclass
+class Pending:
+    """An operation on its way."""
+
+    operation: OperationRecord
+    ends: float
+
+
+class EngineProcess:
+    """One incarnation. Times are seconds of the simulated clock."""
+
+    def __init__(self, incarnation: str, store: Store, temper: Temper, rng: random.Random) -> None:
+        self.state = GuardState(incarnation=incarnation)
+        self.in_flight = 0
+        self.resident = MODEL_DIGEST
+        self.history: list[tuple[float, str]] = []  # (time, what happened) for invariants
+        self._store = store
+        self._temper = temper
+        self._rng = rng
+        self._pending: Pending | None = None
+
+    def wire(self, now: float) -> EngineState:
+        """What GET state answers; asking is a word of the operator."""
+        self.apply(Heard(), now)
+        return to_wire(self.state, FACTS, self.in_flight, now)
+
+    def command(self, command: Command, now: float) -> Rejection | None:
+        """Give a command; None where it was taken."""
+        return self.apply(command, now)
+
+    def drain(self, now: float) -> None:
+        """The preStop hook began."""
+        self.apply(DrainBegan(), now)
+        self.in_flight = 0
+
+    def next_event(self) -> float | None:
+        """When something happens by itself."""
+        times = [] if self._pending is None else [self._pending.ends]
+        if self.state.reopen_at is not None:
+            times.append(self.state.reopen_at)
+        return min(times, default=None)
+
+    def advance(self, now: float) -> None:
+        """Let time pass until now."""
+        if self._pending is not None and self._pending.ends <= now:
+            pending, self._pending = self._pending, None
+            self._finish(pending.operation, now)
+        self.apply(Tick(), now)
+
+    def apply(self, event: Event | Command, now: float) -> Rejection | None:
+        """One event of the guard."""
+        decision = decide(self.state, event, now, self.in_flight)
+        self.state = decision.state
+        for effect in decision.effects:
+            if isinstance(effect, Start):
+                self._begin(effect.operation, now)
+            elif isinstance(effect, CancelOperation):
+                if self._pending is not None and self._pending.operation.id == effect.operation_id:
+                    self._pending = None
+        return decision.rejection
+
+    def _begin(self, operation: OperationRecord, now: float) -> None:
+        if operation.name is OperationName.CLOSE:
+            self.apply(Paused(), now)
+        if operation.name is OperationName.TRANSFER:
+            self.resident = "sha256:garbage"
+        self._pending = Pending(operation, now + self._temper.seconds(operation.name))
+
+    def _finish(self, operation: OperationRecord, now: float) -> None:
+        failure = self._temper.fails.pop(operation.name, None)
+        command = operation.command
+        if isinstance(command, Close):
+            self.in_flight = 0
+        if operation.name in (OperationName.VERIFY, OperationName.REOPEN) and self.state.paused:
+            self.apply(Resumed(), now)
+        if isinstance(command, Prepare) and failure is None:
+            found = self._store.read(command.source.root, command.source.path)
+            failure = found if isinstance(found, Failure) else None
+        if failure is not None:
+            touched = operation.name is OperationName.TRANSFER
+            self.apply(Failed(operation.id, failure, touched), now)
+            return
+        self.apply(Ended(operation.id, self._result(operation, now)), now)
+
+    def _result(self, operation: OperationRecord, now: float) -> Staged | Transferred | ProbeResult | None:
+        command = operation.command
+        if isinstance(command, Prepare):
+            digest = self._store.read(command.source.root, command.source.path)
+            assert isinstance(digest, str)
+            return Staged(
+                epoch=command.epoch,
+                version=command.version,
+                path=command.source.path,
+                digest=digest,
+                tensors=1,
+                bytes=1,
+                seconds=0.1,
+            )
+        if isinstance(command, Transfer):
+            self.resident = command.digest
+            return Transferred(
+                epoch=command.epoch,
+                version=command.version,
+                digest=command.digest,
+                tensors=1,
+                bytes=1,
+                layers=1,
+                seconds=0.1,
+                phase_seconds={},
+            )
+        if isinstance(command, Verify):
+            logprobs = tuple(_logprob(self.resident, token) + self._temper.skew for token in command.probe_tokens[1:])
+            return ProbeResult(
+                epoch=command.epoch,
+                version=command.version,
+                tokens=command.probe_tokens,
+                logprobs=logprobs,
+                seconds=0.01,
+            )
+        return None
+
+
+def _logprob(resident: str, token: int) -> float:
+    seed = hashlib.sha256(f"{resident}/{token}".encode()).digest()
+    return -float(seed[0]) - float(seed[1]) / 256.0
+
+
+def fault(reason: FailureReason, message: str) -> Failure:
+    """A failure."""
+    return Failure(reason=reason, message=message)

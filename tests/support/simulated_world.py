@@ -1,0 +1,435 @@
+"""A simulated cluster around `plan`: API server with resourceVersions, pods, engines behind the real guard machine, a clock.
+
+The operator keeps nothing between passes but what its followers were told, and loses even that when it is restarted. Faults
+are switched on by the tests. After every change the promises are checked: see `check`.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus
+from rollfleet_operator.api.weightversion import Phase, WeightVersion, WeightVersionStatus
+from rollfleet_operator.core.actions import (
+    ApplyObject,
+    CreatePod,
+    Decision,
+    DeleteObject,
+    DeletePod,
+    Event,
+    GuardCall,
+    LabelPod,
+)
+from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView
+from rollfleet_operator.core.plan import plan
+from rollfleet_protocol.commands import Cancel, Command, Open, Transfer
+from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus, WeightsState
+from tests.support.builders import NOW, digest_of, make_settings
+from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Store, Temper
+
+ENDED = (Phase.ACTIVE, Phase.FAILED)
+PASS_S = 0.01  # what a pass takes at least
+STEP_S = 5.0  # the longest time without a pass
+UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
+
+
+@dataclass
+class SimulatedPod:
+    """A pod and, while its container runs, the engine in it."""
+
+    view: PodView
+    process: EngineProcess | None = None
+    temper: Temper = field(default_factory=Temper)
+    cut_off_until: float = -1.0  # the operator can't reach it
+    incarnations: int = 0
+
+
+@dataclass
+class Faults:
+    """How likely what is, for each command, poll and write."""
+
+    lose_command: float = 0.0
+    lose_answer: float = 0.0
+    delay_command: float = 0.0
+    longest_delay_s: float = 20.0
+    skip_poll: float = 0.0
+    conflict: float = 0.0
+    crash_in_apply: float = 0.0
+
+
+class World:
+    """Everything. Times are seconds since NOW."""
+
+    def __init__(self, fleet: RolloutEngine, seed: int = 0, *, load_s: float = 1.0) -> None:
+        self.rng = random.Random(seed)
+        self.time = 0.0
+        self.fleet = fleet
+        self.weight_versions: dict[str, WeightVersion] = {}
+        self.pods: dict[str, SimulatedPod] = {}
+        self.store = Store()
+        self.faults = Faults()
+        self.temper: Callable[[], Temper] = Temper
+        self.load_s = load_s
+        self.children: dict[str, str] = {}
+        self.settings = make_settings(up_since=NOW)
+        self.views: dict[str, GuardView] = {}
+        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.decisions: list[Decision] = []
+        self.fleet_writes = 0
+        self.weight_version_writes = 0
+        self.events: list[Event] = []
+        self.wake_at: float | None = 0.0
+        self.down_until = -1.0
+        self.committed_versions: list[int] = []
+        self.forget_everything = False
+        self.news = False  # a guard told something new: the next pass comes at once
+        self._serial = 0
+
+    # the clock -----------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """The simulated time."""
+        return NOW + timedelta(seconds=self.time)
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Do something then."""
+        self._serial += 1
+        self.agenda.append((self.time + delay_s, self._serial, act))
+
+    def run(self, seconds: float, until: Callable[[], bool] | None = None) -> bool:
+        """Let the world go on; whether the condition came to hold (or the time passed, without one)."""
+        end = self.time + seconds
+        while True:
+            self.step()
+            if until is not None and until():
+                return True
+            if self.time >= end:
+                return until is None
+
+    def step(self) -> None:
+        """A pass of the operator, then on to whatever happens next."""
+        if self.time >= self.down_until:
+            self.wake_at = self._operate()
+        upcoming = [when for when, _, _ in self.agenda] + ([self.time] if self.news else [])
+        self.news = False
+        upcoming += [when for pod in self.pods.values() if pod.process and (when := pod.process.next_event()) is not None]
+        if self.wake_at is not None and self.time >= self.down_until:
+            upcoming.append(self.wake_at)
+        target = min([*upcoming, self.time + STEP_S])
+        self.time = max(target, self.time + PASS_S)
+        due = sorted(item for item in self.agenda if item[0] <= self.time)
+        self.agenda = [item for item in self.agenda if item[0] > self.time]
+        for _, _, act in due:
+            act()
+            self.check()
+        for pod in list(self.pods.values()):
+            if pod.process is not None:
+                pod.process.advance(self.time)
+                self.check()
+
+    # the promises --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Never stale, atomic: whoever is open is verified at the committed version, and really holds it."""
+        committed = self.fleet.status.committed
+        for pod in self.pods.values():
+            process = pod.process
+            if process is None or process.state.gate is Gate.CLOSED:
+                continue
+            weights = process.state.weights
+            assert weights.state is WeightsState.VERIFIED, pod.view.name
+            assert committed is not None, f"{pod.view.name} is open before anything was committed"
+            assert weights.version == committed.version, f"{pod.view.name} is open at {weights.version}, not {committed}"
+            expected = MODEL_DIGEST if committed.version == 0 else digest_of(committed.checkpoint or "")
+            assert process.resident == expected, f"{pod.view.name} serves {process.resident}"
+
+    def _check_command(self, pod: SimulatedPod, command: Command) -> None:
+        committed = self.fleet.status.committed
+        held = None if committed is None else committed.version
+        if isinstance(command, Transfer) and command.version != held:
+            loud = [
+                other.view.name
+                for other in self.pods.values()
+                if other.process is not None and (other.process.state.gate is Gate.OPEN or other.process.in_flight)
+            ]
+            assert not loud, f"transfer to {pod.view.name} while {loud} answer"
+        if isinstance(command, Open):
+            assert command.version == held, f"Open at {command.version}, committed is {held}"
+        assert command.epoch <= self.fleet.status.epoch, "an epoch was used before it was recorded"
+
+    # the operator --------------------------------------------------------------------------------------------------
+
+    def observe(self) -> Observed:
+        """What a pass sees."""
+        return Observed(
+            fleet=self.fleet,
+            weight_versions=tuple(self.weight_versions.values()),
+            pods=tuple(sorted((pod.view for pod in self.pods.values()), key=lambda view: (view.ordinal, view.name))),
+            guards=dict(self.views),
+            ca_bundle="Q0E=",
+            settings=self.settings,
+            children=dict(self.children),
+        )
+
+    def _operate(self) -> float | None:
+        if self.forget_everything:
+            self.views = {}
+        self._poll()
+        observed = self.observe()
+        decision = plan(observed, self.now)
+        self.decisions.append(decision)
+        if not self._apply(decision):
+            return self.time
+        return None if decision.wake_at is None else (decision.wake_at - NOW).total_seconds()
+
+    def restart_operator(self, down_s: float = 0.0) -> None:
+        """All memory is gone; deadlines count anew from when it is back."""
+        self.views = {}
+        self.down_until = self.time + down_s
+        self.settings = replace(self.settings, up_since=self.now + timedelta(seconds=down_s))
+
+    def _poll(self) -> None:
+        """Followers hear of their guards."""
+        for uid, pod in self.pods.items():
+            if self.rng.random() >= self.faults.skip_poll:
+                self._hear(uid, pod)
+        self.views = {uid: view for uid, view in self.views.items() if uid in self.pods}
+
+    def _hear(self, uid: str, pod: SimulatedPod) -> None:
+        known = self.views.get(uid, UNKNOWN)
+        if pod.process is None or self.time < pod.cut_off_until:
+            if pod.view.ip:
+                self.views[uid] = replace(known, reachable=False, error="connection refused")
+            return
+        self._told(uid, pod.process.wire(self.time))
+
+    def _told(self, uid: str, state: EngineState) -> None:
+        """As the follower in the clients does it."""
+        known = self.views.get(uid, UNKNOWN)
+        before = known.state
+        if before is None or before.incarnation != state.incarnation or state.epoch > before.epoch:
+            known = UNKNOWN
+        setbacks, last = known.setbacks, known.last_setback
+        operation = state.operation
+        if operation is not None and operation.status is OperationStatus.FAILED:
+            if known.state is None or known.state.operation != operation:
+                setbacks, last = setbacks + 1, self.now
+        self.views[uid] = GuardView(state, True, self.now, "", known.refusals, setbacks, last)
+        self.news = self.news or before is None or before.sequence != state.sequence
+
+    # applying a decision -------------------------------------------------------------------------------------------
+
+    def _apply(self, decision: Decision) -> bool:
+        """False where the fleet's write lost."""
+        if decision.fleet_status is not None:
+            if self.rng.random() < self.faults.conflict:
+                return False
+            self._write_fleet(decision.fleet_status.status)
+            if self.rng.random() < self.faults.crash_in_apply:
+                self.restart_operator(self.rng.uniform(0.0, 5.0))
+                return True
+        for action in decision.actions:
+            self._act(action)
+        for write in decision.weight_version_statuses:
+            if self.rng.random() >= self.faults.conflict:
+                self._write_weight_version(write.name, write.status)
+        self.events += decision.events
+        return True
+
+    def _write_fleet(self, status: RolloutEngineStatus) -> None:
+        before = self.fleet.status
+        assert status.epoch >= before.epoch, "the epoch went back"
+        self.fleet_writes += 1
+        self.fleet = self.fleet.model_copy(update={"status": RolloutEngineStatus.model_validate(status.dump())})
+        if status.committed is not None and status.committed != before.committed:
+            assert before.committed is None or status.committed.version > before.committed.version
+            self.committed_versions.append(status.committed.version)
+        self.check()
+
+    def _write_weight_version(self, name: str, status: WeightVersionStatus) -> None:
+        if name in self.weight_versions:
+            self.weight_version_writes += 1
+            told = WeightVersionStatus.model_validate(status.dump())
+            self.weight_versions[name] = self.weight_versions[name].model_copy(update={"status": told})
+
+    def _act(self, action: Any) -> None:
+        if isinstance(action, GuardCall):
+            self._send(action)
+        elif isinstance(action, CreatePod):
+            self._create_pod(action.manifest)
+        elif isinstance(action, DeletePod):
+            self.delete_pod(action.uid)
+        elif isinstance(action, LabelPod):
+            self._change(action.uid, serving_label=action.serving)
+        elif isinstance(action, ApplyObject):
+            self.children[f"{action.manifest['kind']}/{action.manifest['metadata']['name']}"] = action.content_hash
+        elif isinstance(action, DeleteObject):
+            self.children.pop(f"{action.kind}/{action.name}", None)
+
+    def _send(self, call: GuardCall) -> None:
+        luck = self.rng.random()
+        if luck < self.faults.lose_command:
+            self._unheard(call.pod_uid)
+        elif luck < self.faults.lose_command + self.faults.delay_command:
+            self._unheard(call.pod_uid)
+            self.later(self.rng.uniform(0.0, self.faults.longest_delay_s), lambda: self._deliver(call, answer=False))
+        else:
+            self._deliver(call, answer=self.rng.random() >= self.faults.lose_answer)
+
+    def _unheard(self, uid: str) -> None:
+        self.views[uid] = replace(self.views.get(uid, UNKNOWN), reachable=False, error="timed out")
+
+    def _deliver(self, call: GuardCall, *, answer: bool) -> None:
+        pod = self.pods.get(call.pod_uid)
+        if pod is None or pod.process is None or self.time < pod.cut_off_until:
+            return
+        on_time = self.fleet.status.epoch == call.command.epoch or isinstance(call.command, Cancel)
+        if on_time and pod.process.state.epoch <= call.command.epoch:
+            self._check_command(pod, call.command)
+        rejection = pod.process.command(call.command, self.time)
+        self.check()
+        if not answer:
+            self._unheard(call.pod_uid)
+        elif rejection is None:
+            self._told(call.pod_uid, pod.process.wire(self.time))
+        else:
+            self._refused(call, rejection.message)
+
+    def _refused(self, call: GuardCall, text: str) -> None:
+        view = self.views.get(call.pod_uid, UNKNOWN)
+        entry = (type(call.command).__name__, text)
+        refusals = tuple(other for other in view.refusals if other != entry)
+        self.views[call.pod_uid] = replace(
+            view, refusals=(*refusals, entry)[-8:], setbacks=view.setbacks + 1, last_setback=self.now
+        )
+
+    # pods ----------------------------------------------------------------------------------------------------------
+
+    def _create_pod(self, manifest: dict[str, Any]) -> None:
+        meta = manifest["metadata"]
+        if any(pod.view.name == meta["name"] for pod in self.pods.values()):
+            return
+        self._serial += 1
+        uid = f"uid-{self._serial}"
+        view = PodView(
+            name=meta["name"],
+            uid=uid,
+            ordinal=int(meta["labels"]["rollfleet.io/engine"]),
+            created=self.now,
+            template_hash=meta["annotations"]["rollfleet.io/template-hash"],
+            serving_label=False,
+            phase="Pending",
+            started=False,
+        )
+        self.pods[uid] = SimulatedPod(view, temper=self.temper())
+        self.later(0.1, lambda: self._start_container(uid))
+
+    def _change(self, uid: str, **changes: Any) -> None:
+        if uid in self.pods:
+            self.pods[uid].view = replace(self.pods[uid].view, **changes)
+
+    def _start_container(self, uid: str) -> None:
+        if uid not in self.pods or self.pods[uid].view.deleting:
+            return
+        self._change(
+            uid, phase="Running", container=ContainerState.RUNNING, ip=f"198.51.100.{self._serial % 250}", started=False
+        )
+        self.later(self.load_s, lambda: self._come_up(uid))
+
+    def _come_up(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is None or pod.view.deleting or pod.process is not None:
+            return
+        pod.incarnations += 1
+        pod.process = EngineProcess(f"{uid}/{pod.incarnations}", self.store, pod.temper, self.rng)
+        incarnation = pod.incarnations
+        self.later(self.rng.uniform(0.0, 2.0), lambda: self._confirm(uid, incarnation))
+
+    def _confirm(self, uid: str, incarnation: int) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.process is not None and pod.incarnations == incarnation:
+            self._change(uid, started=True, ready=True)
+
+    def crash(self, uid: str) -> None:
+        """The engine's process dies; the kubelet starts the container again."""
+        pod = self.pods[uid]
+        if pod.process is None:
+            return
+        pod.process = None
+        self.later(0.05, lambda: self._restart_container(uid))
+
+    def _restart_container(self, uid: str) -> None:
+        if uid in self.pods and self.pods[uid].process is None:
+            restarts = self.pods[uid].view.restarts + 1
+            self._change(uid, started=False, ready=False, restarts=restarts, exit_code=1)
+            self.later(self.load_s, lambda: self._come_up(uid))
+
+    def delete_pod(self, uid: str) -> None:
+        """It drains and goes."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.view.deleting:
+            return
+        self._change(uid, deleting=True)
+        if pod.process is not None:
+            pod.process.drain(self.time)
+        self.later(1.0, lambda: self._remove(uid))
+
+    def _remove(self, uid: str) -> None:
+        self.pods.pop(uid, None)
+
+    def cut_off(self, uid: str, seconds: float) -> None:
+        """The operator can't reach the engine for a while."""
+        self.pods[uid].cut_off_until = self.time + seconds
+
+    # what tests ask ------------------------------------------------------------------------------------------------
+
+    def apply_weight_version(self, weight_version: WeightVersion) -> None:
+        """kubectl apply."""
+        known = self.weight_versions.get(weight_version.metadata.name)
+        if known is not None:
+            meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
+            weight_version = weight_version.model_copy(update={"status": known.status, "metadata": meta})
+        self.weight_versions[weight_version.metadata.name] = weight_version
+
+    def status(self, name: str = "qwen-policy") -> WeightVersionStatus:
+        """Of a WeightVersion."""
+        return self.weight_versions[name].status
+
+    def ended(self, version: int, name: str = "qwen-policy") -> bool:
+        """Whether this version's update has ended."""
+        status = self.status(name)
+        return status.version == version and status.phase in ENDED
+
+    def open_versions(self) -> list[int]:
+        """Versions that answer now, one for each open engine."""
+        return [
+            pod.process.state.weights.version or 0
+            for pod in self.pods.values()
+            if pod.process is not None and pod.process.state.gate is Gate.OPEN
+        ]
+
+    def all_serve(self, version: int) -> bool:
+        """Whether every engine that is asked for answers from this version."""
+        return self.open_versions() == [version] * self.fleet.spec.replicas and len(self.pods) == self.fleet.spec.replicas
+
+    def in_phase(self, phase: Phase) -> bool:
+        """Whether the update is recorded in this phase."""
+        return self.status().phase is phase
+
+    def process_of(self, ordinal: int) -> EngineProcess:
+        """The engine of an ordinal."""
+        process = next(pod.process for pod in self.pods.values() if pod.view.ordinal == ordinal)
+        assert process is not None
+        return process
+
+    def uid_of(self, ordinal: int) -> str:
+        """Its pod."""
+        return next(pod.view.uid for pod in self.pods.values() if pod.view.ordinal == ordinal)
+
+
+def slow(name: OperationName, seconds: float) -> Callable[[], Temper]:
+    """Engines that take so long over this operation."""
+    return lambda: Temper(seconds=lambda step: seconds if step is name else 0.1)
