@@ -118,6 +118,7 @@ def test_values_and_their_schema_name_the_same_keys() -> None:
         ({"replicas": 2}, "replicas"),
         ({"logLevel": "loud"}, "logLevel"),
         ({"image": {"digest": "sha256:short"}}, "image/digest"),
+        ({"crds": None}, "crds"),
     ],
 )
 def test_unknown_or_illegal_value_is_refused_by_name(values: Object, words: str) -> None:
@@ -163,6 +164,7 @@ def test_watched_namespaces_get_a_role_each_and_the_cluster_none() -> None:
     roles = {o["metadata"]["namespace"]: o for o in objects if o["kind"] == "Role"}
     assert set(roles) == {"rl", "rl-2", "system"}
     assert verbs(roles["rl"]) == verbs(roles["rl-2"]) == wanted(NEEDED)
+    assert render(merged(IMAGE, {"watchNamespaces": None})) == render(IMAGE), "null is no namespace in particular"
     names = {o["metadata"]["name"] for o in objects if o["kind"] in {"ClusterRole", "ClusterRoleBinding"}}
     assert names == {"rollfleet-view", "rollfleet-edit"}, "only the users' aggregated roles are cluster-wide"
 
