@@ -21,52 +21,74 @@ def base_image() -> str:
     return f"docker.io/rollfleet-devcluster/base:{prerequisites.debian_suite()}"
 
 
-def _rootfs(paths: Paths) -> Path:
-    """The files of a minimal Debian of this machine's suite; made once for each list of packages."""
+def _rootfs_file(paths: Paths) -> Path:
     suite = prerequisites.debian_suite()
     key = hashlib.sha256(" ".join([suite, *PACKAGES]).encode()).hexdigest()[:16]
-    target = paths.cache / "base" / f"{suite}-{key}.tar"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f"{os.getpid()}.tar")
-        with step(f"making a Debian {suite} base (once)"):
-            command = [
-                "mmdebstrap",
-                "--quiet",
-                "--variant=minbase",
-                f"--include={','.join(PACKAGES)}",
-                suite,
-                unfinished,
-            ]
-            run(command, timeout_s=ROOTFS_TIMEOUT_S)
-        unfinished.replace(target)
-    return target
+    return paths.cache / "base" / f"{suite}-{key}.tar"
+
+
+def _make_rootfs(paths: Paths) -> None:
+    """The files of a minimal Debian of this machine's suite; made once for each list of packages."""
+    target = _rootfs_file(paths)
+    if target.exists():
+        return
+    suite = prerequisites.debian_suite()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f"{os.getpid()}.tar")
+    with step(f"making a Debian {suite} base (once)"):
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(PACKAGES)}", suite, unfinished]
+        run(command, timeout_s=ROOTFS_TIMEOUT_S)
+    unfinished.replace(target)
+
+
+def _sources(paths: Paths, binaries: Path) -> dict[str, tuple[Path, str]]:
+    """Of each image its one input and its Dockerfile."""
+    return {
+        PAUSE_IMAGE: (binaries / "pause", 'FROM scratch\nCOPY input /pause\nENTRYPOINT ["/pause"]\n'),
+        base_image(): (_rootfs_file(paths), "FROM scratch\nADD input /\n"),
+    }
+
+
+def made(paths: Paths, binaries: Path) -> dict[str, Path]:
+    """Archives of the images that the cluster itself brings, by name, as far as they are there."""
+    found = {}
+    for tag, (source, dockerfile) in _sources(paths, binaries).items():
+        record = _record(paths, source, dockerfile)
+        archive = paths.images / record.read_text() if record.exists() else None
+        if archive is not None and archive.exists():
+            found[tag] = archive
+            for file in (record, archive):
+                os.utime(file)  # in use: pruning goes by age
+    return found
+
+
+def missing(paths: Paths, binaries: Path) -> set[str]:
+    return _sources(paths, binaries).keys() - made(paths, binaries).keys()
 
 
 def ensure(paths: Paths, binaries: Path) -> dict[str, Path]:
-    """Archives of the images that the cluster itself brings, by name."""
-    sources = {
-        PAUSE_IMAGE: (binaries / "pause", 'FROM scratch\nCOPY input /pause\nENTRYPOINT ["/pause"]\n'),
-        base_image(): (_rootfs(paths), "FROM scratch\nADD input /\n"),
-    }
-    return {tag: _ensure(paths, tag, source, dockerfile) for tag, (source, dockerfile) in sources.items()}
+    """Make what is missing."""
+    _make_rootfs(paths)
+    to_make = missing(paths, binaries)
+    for tag, (source, dockerfile) in _sources(paths, binaries).items():
+        if tag in to_make:
+            _make(paths, tag, source, dockerfile)
+    return made(paths, binaries)
 
 
-def _ensure(paths: Paths, tag: str, source: Path, dockerfile: str) -> Path:
-    """Skip buildah altogether when the archive made of this very input is there."""
+def _record(paths: Paths, source: Path, dockerfile: str) -> Path:
+    """Where the name of the archive that was made of this very input is noted: no need to ask buildah."""
+    if not source.exists():
+        return paths.images / "none.made"
     real = source.resolve()
-    stamp = hashlib.sha256(f"{dockerfile}{real}{real.stat().st_size}{real.stat().st_mtime_ns}".encode()).hexdigest()[
-        :16
-    ]
-    record = paths.images / f"{stamp}.made"
-    if record.exists() and (paths.images / record.read_text()).exists():
-        for file in (record, paths.images / record.read_text()):
-            os.utime(file)  # in use: pruning goes by age
-        return paths.images / record.read_text()
+    inputs = f"{dockerfile}{real}{real.stat().st_size}{real.stat().st_mtime_ns}"
+    return paths.images / f"{hashlib.sha256(inputs.encode()).hexdigest()[:16]}.made"
+
+
+def _make(paths: Paths, tag: str, source: Path, dockerfile: str) -> None:
     with tempfile.TemporaryDirectory(prefix="devcluster-") as scratch:
         context = Path(scratch)
-        shutil.copy(real, context / "input")
+        shutil.copy(source.resolve(), context / "input")
         (context / "Dockerfile").write_text(dockerfile)
         archive = images.build(paths, images.Build(context / "Dockerfile", tag, context))
-    record.write_text(archive.name)
-    return archive
+    _record(paths, source, dockerfile).write_text(archive.name)

@@ -83,19 +83,24 @@ def _build(go: Path, binary: Binary, target: Path) -> None:
     flags = link_flags((module / "go.mod").read_text(), binary.version_of)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")
-    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    # Without cgo the machine needs no C compiler, and has the same programs whether it has one or not.
+    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off", "CGO_ENABLED": "0"}
     command = [go, "build", "-mod=readonly", "-buildvcs=false", "-ldflags", flags, "-o", unfinished, binary.package]
     run(command, timeout_s=BUILD_TIMEOUT_S, cwd=module, env=environment)
     unfinished.replace(target)
 
 
+def missing(paths: Paths, wanted: Sequence[Binary] = BINARIES) -> list[Binary]:
+    return [binary for binary in wanted if not (folder_of(paths, binary) / binary.name).exists()]
+
+
 def ensure(paths: Paths, wanted: Sequence[Binary] = BINARIES) -> Path:
     """Build what is missing, with a line for each, and return a folder that holds every program under its name."""
-    missing = [binary for binary in wanted if not (folder_of(paths, binary) / binary.name).exists()]
-    if missing:
+    to_build = missing(paths, wanted)
+    if to_build:
         go = toolchain.ensure(paths)
-        say(f"building {len(missing)} programs (once; minutes if Go's own cache is cold)")
-    for binary in missing:
+        say(f"building {len(to_build)} programs (once; minutes if Go's own cache is cold)")
+    for binary in to_build:
         start = time.monotonic()
         _build(go, binary, folder_of(paths, binary) / binary.name)
         say(f"  built {binary.name}: {time.monotonic() - start:.1f} s")

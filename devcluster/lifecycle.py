@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from devcluster import (
@@ -49,21 +49,35 @@ def locked(file: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
             return True
 
         if not take():
-            say("waiting for another devcluster command to end")
+            if timeout_s > 0:
+                say("waiting for another devcluster command to end")
             wait_until(take, f"the lock {file}", timeout_s, lambda: f"See who holds it: fuser {file}")
         yield
+
+
+def _if_nobody_builds(paths: Paths, work: Callable[[], None]) -> None:
+    """Tidying up waits for nobody: the next command does it."""
+    with contextlib.suppress(NotReadyError), locked(paths.build_lock, timeout_s=0.0):
+        work()
+
+
+def _prune(paths: Paths) -> None:
+    binaries.prune(paths, time.time())
+    images.prune(paths, time.time())
 
 
 def build(paths: Paths) -> tuple[Path, dict[str, Path]]:
     """Everything that `up` needs, made once: prerequisites, programs, images."""
     prerequisites.check_machine()
-    with locked(paths.build_lock):
-        prerequisites.ensure({**prerequisites.RUNTIME, **prerequisites.IMAGES})
+    needed = {**prerequisites.RUNTIME, **prerequisites.IMAGES}
+    if not prerequisites.missing_packages(needed) and not binaries.missing(paths):
         folder = binaries.ensure(paths)
-        archives = base.ensure(paths, folder)
-        binaries.prune(paths, time.time())
-        images.prune(paths, time.time())
-        return folder, archives
+        if not base.missing(paths, folder):
+            return folder, base.made(paths, folder)  # no need to wait for somebody else's build
+    with locked(paths.build_lock):
+        prerequisites.ensure(needed)
+        folder = binaries.ensure(paths)
+        return folder, base.ensure(paths, folder)
 
 
 def up(plan: AddressPlan, paths: Paths) -> None:
@@ -78,6 +92,7 @@ def up(plan: AddressPlan, paths: Paths) -> None:
             refuse_if_foreign_kubelet()
             with step("starting the cluster"):
                 _start(plan, paths, folder, archives)
+    _if_nobody_builds(paths, lambda: _prune(paths))
 
 
 def image(plan: AddressPlan, paths: Paths, wanted: images.Build) -> None:
@@ -211,5 +226,5 @@ def down(paths: Paths) -> None:
     with locked(paths.lock), step("removing the cluster"):
         refuse_if_not_ours(paths)
         teardown.tear_down(paths)
-    with contextlib.suppress(NotReadyError), locked(paths.build_lock, timeout_s=0.0):
-        machine.unmount_under(paths.buildah)  # what a killed build has left; a running one is let be
+    # What a killed build has left mounted; a running one is let be.
+    _if_nobody_builds(paths, lambda: machine.unmount_under(paths.buildah))

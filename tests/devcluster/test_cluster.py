@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from devcluster.network import AddressPlan
 from devcluster.paths import from_environment
 from tests.devcluster.host import State, added, look
 
@@ -357,6 +359,16 @@ def test_up_after_a_crash_starts_afresh(before: State) -> None:
         os.kill(int(line.split()[0]), signal.SIGKILL)
     devcluster("up")
     assert json.loads(devcluster("status", "-o", "json").stdout)["state"] == "Up"
+    devcluster("down")
+    assert added(before, look(HOME)) == {}
+
+
+def test_up_says_why_a_component_did_not_start(before: State) -> None:
+    with socket.create_server(("127.0.0.1", AddressPlan().etcd_port)):
+        failed = devcluster("up", check=False)
+    assert failed.returncode == 1
+    assert "etcd ended: " in failed.stderr
+    assert "address already in use" in failed.stderr
     devcluster("down")
     assert added(before, look(HOME)) == {}
 
