@@ -49,7 +49,7 @@ class CheckpointStager:
                     root,
                     source.path,
                     self._model_tensors(),
-                    confined=source.path != ".",
+                    confined=source.root is CheckpointRoot.CHECKPOINTS,
                     progress=progress,
                     cancelled=cancelled,
                 )

@@ -65,8 +65,11 @@ class VllmAdapter:
             await self._engine.pause_generation(mode=mode.value, clear_cache=False)
 
     async def abort_all(self, deadline_s: float) -> None:
-        """Pausing again aborts whatever reached the core since."""
-        await self.pause(PauseMode.ABORT, deadline_s)
+        """Abort all that this process has handed to the core: with one API server there is no other way in."""
+        unfinished = list(self._engine.output_processor.request_states)
+        if unfinished:
+            async with _calling("abort", FailureReason.PAUSE_FAILED, deadline_s):
+                await self._engine.abort(unfinished, internal=True)
 
     async def resume(self, deadline_s: float) -> None:
         """Start scheduling again."""

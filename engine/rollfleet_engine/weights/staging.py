@@ -60,7 +60,7 @@ class StagedCheckpoint:
     files: tuple[OpenFile, ...]
     tensors: tuple[StagedTensor, ...]
     digest: str
-    open_fds: list[int] | None = field(default=None, repr=False, compare=False)
+    open_fds: list[int] | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.open_fds is None:
