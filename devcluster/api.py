@@ -1,8 +1,8 @@
 """Reading the API server with the administrator's certificate; all that `up` and `status` need."""
 
+import http.client
 import json
 import ssl
-import urllib.error
 import urllib.request
 from typing import Any
 
@@ -23,5 +23,5 @@ def get(plan: AddressPlan, paths: Paths, path: str) -> dict[str, Any] | None:
         with opener.open(f"{plan.api_url}{path}", timeout=REQUEST_TIMEOUT_S) as answer:
             body: dict[str, Any] = json.load(answer)
             return body
-    except (OSError, urllib.error.URLError):
+    except (OSError, http.client.HTTPException):
         return None

@@ -75,17 +75,19 @@ def cgroup_folders() -> list[Path]:
 def cgroup_pids() -> list[int]:
     """Processes of pods."""
     found: set[int] = set()
-    for folder in cgroup_folders():
-        for file in folder.rglob("cgroup.procs"):
+    for root in cgroup_folders():
+        for folder, _, _ in os.walk(root):  # unlike rglob it bears with groups that go meanwhile
             try:
-                found.update(int(word) for word in file.read_text().split())
-            except OSError:  # the group has gone meanwhile
+                found.update(int(word) for word in Path(folder, "cgroup.procs").read_text().split())
+            except OSError:
                 continue
     return sorted(found)
 
 
 def links() -> list[dict[str, Any]]:
-    """All interfaces, as iproute2 tells them."""
+    """All interfaces, as iproute2 tells them; without it on the machine there was never a cluster."""
+    if shutil.which("ip") is None:
+        return []
     parsed: list[dict[str, Any]] = json.loads(run(["ip", "-json", "link", "show"], timeout_s=COMMAND_TIMEOUT_S) or "[]")
     return parsed
 

@@ -89,18 +89,20 @@ def from_environment(environment: Mapping[str, str]) -> Paths:
     user = Path(environment.get("HOME") or "/root")
     state = Path(environment.get("XDG_STATE_HOME") or user / ".local" / "state")
     cache = Path(environment.get("XDG_CACHE_HOME") or user / ".cache")
-    paths = Paths(
-        home=Path(environment.get("DEVCLUSTER_HOME") or state / "rollfleet" / "devcluster"),
-        cache=Path(environment.get("DEVCLUSTER_CACHE") or cache / "rollfleet" / "devcluster"),
+    return Paths(
+        home=_checked(Path(environment.get("DEVCLUSTER_HOME") or state / "rollfleet" / "devcluster")),
+        cache=_checked(Path(environment.get("DEVCLUSTER_CACHE") or cache / "rollfleet" / "devcluster")),
     )
-    for folder in (paths.home, paths.cache):
-        if not folder.is_absolute():
-            raise InvalidInputError(
-                f"not an absolute path: {folder}", "Set DEVCLUSTER_HOME and DEVCLUSTER_CACHE in full."
-            )
-    if len(os.fsencode(paths.home)) > LONGEST_HOME:
+
+
+def _checked(folder: Path) -> Path:
+    """Without links in it, since the kernel tells mounts by their real paths."""
+    if not folder.is_absolute():
+        raise InvalidInputError(f"not an absolute path: {folder}", "Set DEVCLUSTER_HOME and DEVCLUSTER_CACHE in full.")
+    real = folder.resolve()
+    if len(os.fsencode(real)) > LONGEST_HOME:
         raise InvalidInputError(
-            f"too long for the sockets in it (over {LONGEST_HOME} bytes): {paths.home}",
-            "Set DEVCLUSTER_HOME to a shorter path.",
+            f"too long for the sockets in it (over {LONGEST_HOME} bytes): {real}",
+            "Set DEVCLUSTER_HOME and DEVCLUSTER_CACHE to shorter paths.",
         )
-    return paths
+    return real

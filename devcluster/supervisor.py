@@ -2,6 +2,7 @@
 and writes down what it sees. It decides nothing else; `down` ends it together with everything it started.
 """
 
+import http.client
 import json
 import os
 import shutil
@@ -10,7 +11,6 @@ import socket
 import ssl
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -76,7 +76,7 @@ def probe(ready: str, trust: ssl.SSLContext | None) -> bool:
         )
         with opener.open(ready, timeout=PROBE_TIMEOUT_S) as answer:
             return int(answer.status) == 200
-    except (OSError, urllib.error.URLError):
+    except (OSError, http.client.HTTPException):
         return False
 
 

@@ -63,13 +63,26 @@ def _shim_sockets(paths: Paths) -> list[Path]:
 def _stray_files(paths: Paths) -> list[Path]:
     """Files outside our folders, at places that the components do not let us choose."""
     logs = f"{paths.logs}/"
-    links = [
-        link for link in _entries(CONTAINER_LOG_LINKS) if link.is_symlink() and str(link.readlink()).startswith(logs)
-    ]
+    links = [link for link in _entries(CONTAINER_LOG_LINKS) if _target(link).startswith(logs)]
     namespaces = f"{paths.containerd_state}/"  # a result names the network namespace that it was for
-    results = [file for file in _entries(CNI_RESULTS) if namespaces in file.read_text()]
+    results = [file for file in _entries(CNI_RESULTS) if namespaces in _text(file)]
     plugin = [] if machine.foreign_kubelet() else [DEVICE_PLUGIN_FOLDER / name for name in DEVICE_PLUGIN_FILES]
     return [*links, *results, *(file for file in plugin if file.exists())]
+
+
+def _target(link: Path) -> str:
+    """Where a link leads; empty for what is none, or has gone meanwhile."""
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except FileNotFoundError:  # the pod has gone meanwhile
+        return ""
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -56,6 +56,13 @@ def test_folders_follow_the_environment(environment: dict[str, str], home: str, 
     assert from_environment(environment) == Paths(home=Path(home), cache=Path(cache))
 
 
+def test_a_home_behind_a_link_is_told_by_its_real_path(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    paths = from_environment({"DEVCLUSTER_HOME": f"{tmp_path}/link/home", "DEVCLUSTER_CACHE": "/c"})
+    assert paths.home == tmp_path / "real" / "home"
+
+
 @pytest.mark.parametrize("home", ["relative/path", "/" + "x" * LONGEST_HOME])
 def test_a_home_whose_sockets_could_not_be_made_is_refused(home: str) -> None:
     with pytest.raises(InvalidInputError):
