@@ -6,6 +6,7 @@ An operator that the chart installed would work on the same fleets, so it is sca
 import json
 import os
 import secrets
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,17 +15,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from devtools import vllm_venv
-from examples.demo.environment import (
-    ROOT,
-    SYSTEM_NAMESPACE,
-    Images,
-    Models,
-    build_images,
-    make_models,
-    run,
-    use_cluster,
-)
+from examples.demo.environment import ENGINE_IMAGE, ROOT, ROUTER_IMAGE, SYSTEM_NAMESPACE, run, use_cluster
 from examples.demo.manifests import EngineKind
 from rollfleet_operator.clients.kubernetes import KubernetesCluster, load_configuration
 from tests.support.cluster import SilentMeter
@@ -34,6 +25,7 @@ from tests.support.operator_process import OperatorProcess
 OPERATOR = "rollfleet-operator"
 OWN_PREFIX = "it-"
 RESYNC_S = 3
+TEST_S = 300
 
 
 @dataclass(frozen=True)
@@ -41,19 +33,31 @@ class Site:
     """What all tests share."""
 
     kubeconfig: Path
-    images: Images
-    models: Models
+    engine_image: str
+    models: Path
 
     def engines(self) -> EngineKind:
         """Simulated engines that ask for no device."""
-        return EngineKind(image=self.images.engine, models=self.models.simulated, npus=0)
+        return EngineKind(image=self.engine_image, models=self.models, npus=0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Set-up is not the tests' time."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
+            item.add_marker(pytest.mark.integration)
 
 
 @pytest.fixture(scope="session")
-def site() -> Iterator[Site]:
-    """Cluster, images, models and CRDs; made where they are missing."""
-    local = use_cluster()
-    images, models = build_images(local=local), make_models(vllm_venv.ensure())
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Cluster, image, models and CRDs; made where they are missing."""
+    is_local = use_cluster()
+    image, models = _engine_image(is_local=is_local), tmp_path_factory.mktemp("models") / "simulated"
+    tool = ("-m", "rollfleet_engine.tools.tiny_model")
+    run(sys.executable, *tool, str(models), "--checkpoints", "3", "--simulated", quiet=True)
+    for folder in (models, *models.parents[:2]):  # root of the node reads it, whoever we are
+        folder.chmod(0o755)
     run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"), quiet=True)
     with ExitStack() as stack:
         replicas = _installed_replicas()
@@ -61,7 +65,20 @@ def site() -> Iterator[Site]:
             _demand_no_other_fleets()
             _scale_installed(0)
             stack.callback(_scale_installed, replicas)
-        yield Site(Path(os.environ["KUBECONFIG"]), images, models)
+        yield Site(Path(os.environ["KUBECONFIG"]), image, models)
+
+
+def _engine_image(*, is_local: bool) -> str:
+    """The image with simulated engines: the one that is named, else built from this tree."""
+    named = os.environ.get("ROLLFLEET_ENGINE_IMAGE")
+    if named:
+        return named
+    if not is_local:
+        pytest.fail("KUBECONFIG names a cluster that is not the local one: set ROLLFLEET_ENGINE_IMAGE")
+    base = f"BASE={os.environ['DEVCLUSTER_BASE_IMAGE']}"
+    build = ("--file", "Dockerfile.engine", "--context", str(ROOT), "--tag", ENGINE_IMAGE, "--build-arg", base)
+    run(sys.executable, "-m", "devcluster", "image", *build)
+    return ENGINE_IMAGE
 
 
 @pytest_asyncio.fixture
@@ -70,7 +87,7 @@ async def world(site: Site, tmp_path: Path) -> AsyncIterator[World]:
     namespace = OWN_PREFIX + secrets.token_hex(4)
     cluster = KubernetesCluster(await load_configuration(site.kubeconfig), SilentMeter())
     arguments = ("--namespace", namespace, "--resync-seconds", str(RESYNC_S))
-    operator = OperatorProcess(namespace, site.kubeconfig, tmp_path, site.images.router, OPERATOR, arguments)
+    operator = OperatorProcess(namespace, site.kubeconfig, tmp_path, ROUTER_IMAGE, OPERATOR, arguments)
     made = World(namespace, cluster, operator, site.engines())
     await made.set_up()
     try:

@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rollfleet_operator.api.meta import LABEL_SERVING
+from rollfleet_operator.api.meta import LABEL_SERVING, ObjectMeta
 from rollfleet_operator.api.weightversion import Phase, PhaseSeconds, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
@@ -87,11 +87,10 @@ class Applier:
         uids = {(WEIGHT_VERSIONS.kind, metadata.name): metadata.uid}
         self._recorder.record(metadata.namespace, uids, decision.events)
 
-    def report(self, seen: Seen, errors: list[RollfleetError]) -> None:
+    def report(self, fleet: ObjectMeta, errors: Iterable[RollfleetError]) -> None:
         """Say what the API server would not take, in its own words, where a person looks for it."""
-        fleet = seen.observed.fleet.metadata
-        events = [Event("RolloutEngine", fleet.name, "Warning", "ApplyFailed", str(error)) for error in errors]
-        self._recorder.record(fleet.namespace, seen.uids(), events)
+        events = [Event(ROLLOUT_ENGINES.kind, fleet.name, "Warning", "ApplyFailed", str(error)) for error in errors]
+        self._recorder.record(fleet.namespace, {(ROLLOUT_ENGINES.kind, fleet.name): fleet.uid}, events)
 
     async def _write_fleet_status(self, work: _Work) -> None:
         write, fleet = work.decision.fleet_status, work.seen.observed.fleet

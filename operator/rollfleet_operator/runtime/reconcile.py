@@ -8,7 +8,7 @@ from datetime import datetime
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
-from rollfleet_operator.clients.errors import Conflict, Retryable, RollfleetError
+from rollfleet_operator.clients.errors import Conflict, Rejected, Retryable, RollfleetError
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.ports import Meter
@@ -89,13 +89,17 @@ class Reconciler:
         return await self._decide(key, fleet, read)
 
     async def _decide(self, key: str, fleet: RolloutEngine, read: Read) -> float | None:
-        seen = await self._observer.observe(key, fleet, read)
+        try:
+            seen = await self._observer.observe(key, fleet, read)
+        except Rejected as error:
+            self._applier.report(fleet.metadata, [error])
+            raise
         now = self._clock()
         decision = self._plan(seen.observed, now)
         _log(key, seen, decision)
         errors = await self._applier.apply(key, seen, decision)
         if errors:
-            self._fail(seen, errors)
+            self._fail(fleet, errors)
         return (decision.wake_at - self._clock()).total_seconds() if decision.wake_at else None
 
     async def _tell_orphans(self, read: Read) -> None:
@@ -105,10 +109,10 @@ class Reconciler:
             decision = self._plan_orphan(weight_version, self._clock())
             await self._applier.apply_orphan(manifest, weight_version, decision)
 
-    def _fail(self, seen: Seen, errors: list[RollfleetError]) -> None:
+    def _fail(self, fleet: RolloutEngine, errors: list[RollfleetError]) -> None:
         """The rest was done; the pass counts as failed by the gravest error."""
         rejected = [error for error in errors if not isinstance(error, Retryable)]
-        self._applier.report(seen, rejected)
+        self._applier.report(fleet.metadata, rejected)
         gravest = (rejected or [error for error in errors if not isinstance(error, Conflict)] or errors)[0]
         raise gravest
 
