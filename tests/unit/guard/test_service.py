@@ -1,0 +1,446 @@
+"""The guard's service over an engine in memory, with the loop's clock run fast."""
+
+import asyncio
+
+import pytest
+
+from rollfleet_engine.guard.service import MOST_FOLLOWERS, RejectedError
+from rollfleet_protocol.commands import Verify
+from rollfleet_protocol.refusals import ClosedReason, RefusalReason
+from rollfleet_protocol.state import FailureReason, Gate, OperationName, OperationStatus, WeightsState
+from tests.support.guards import (
+    DEADLINE_S,
+    MODEL_SOURCE,
+    SILENCE_S,
+    TOKENS,
+    Guarded,
+    digest_of,
+    engine_error,
+    eventually,
+    until,
+)
+
+pytestmark = pytest.mark.looptime
+
+
+async def request(guarded: Guarded, path: str = "/v1/completions") -> tuple[int, bytes]:
+    """Through the serving port; (0, ...) where the answer was cut off."""
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "root_path": ""}
+    await guarded.serving(scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent)  # type: ignore[misc]
+    complete = sent and sent[-1]["type"] == "http.response.body" and not sent[-1].get("more_body")
+    return (sent[0]["status"] if complete else 0), body  # type: ignore[return-value]
+
+
+def failure_of(state: object) -> FailureReason:
+    operation = state.operation  # type: ignore[attr-defined]
+    assert operation.status is OperationStatus.FAILED
+    return operation.failure.reason
+
+
+async def test_an_update_from_version_0_to_1(guarded: Guarded) -> None:
+    assert (await request(guarded))[0] == 503
+    await guarded.serve_initial()
+    assert await request(guarded) == (200, b"model")
+
+    state = await guarded.update(2, 1)
+
+    assert (state.gate, state.weights.state, state.weights.version) == (Gate.OPEN, WeightsState.VERIFIED, 1)
+    assert state.weights.digest == digest_of("step-1")
+    assert state.ready
+    assert not state.paused
+    assert await request(guarded) == (200, b"step-1")
+    assert guarded.engine.order == [
+        *("reset_caches", "probe"),  # version 0
+        *("pause", "abort_all", "apply", "reset_caches", "resume", "probe"),
+    ]
+    assert guarded.stager.closings == ["step-1"]
+
+
+async def test_caches_are_reset_before_the_scheduler_runs_again(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.update(2, 1)
+    order = guarded.engine.order
+    assert order.index("apply") < len(order) - 1 - order[::-1].index("reset_caches") < order.index("resume")
+
+
+async def test_closing_aborts_what_is_in_flight(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.app.hold = True
+    running = [asyncio.create_task(request(guarded)) for _ in range(3)]
+    await eventually(lambda: guarded.state.in_flight == 3)
+
+    state = await guarded.close(2, 1)
+
+    assert state.operation is not None
+    assert state.operation.status is OperationStatus.SUCCEEDED
+    assert state.in_flight == 0
+    assert await asyncio.gather(*running) == [(200, b"model")] * 3
+
+
+async def test_closing_cuts_clients_that_do_not_read(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.app.hold = guarded.app.deaf = True
+    running = asyncio.create_task(request(guarded))
+    await eventually(lambda: guarded.state.in_flight == 1)
+    state = await guarded.close(2, 1)
+    assert state.in_flight == 0
+    assert state.operation is not None
+    assert state.operation.status is OperationStatus.SUCCEEDED
+    assert (await running)[0] == 503
+
+
+async def test_a_stream_that_is_cut_stays_incomplete(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.app.hold = guarded.app.deaf = guarded.app.stream = True
+    running = asyncio.create_task(request(guarded))
+    await eventually(lambda: guarded.state.in_flight == 1)
+    await guarded.close(2, 1)
+    assert await running == (0, b"first ")
+
+
+async def test_a_pause_that_fails_leaves_the_gate_closed_and_cancel_reopens(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.failures["pause"] = engine_error(FailureReason.PAUSE_FAILED)
+    state = await guarded.close(2, 1)
+    assert failure_of(state) is FailureReason.PAUSE_FAILED
+    assert state.gate is Gate.CLOSED
+    state = await guarded.cancel(2)
+    assert state.gate is Gate.OPEN
+    assert guarded.engine.calls["resume"] == 0
+
+
+async def test_an_adapter_that_never_returns_is_given_up(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.hangs.add("pause")
+    state = await guarded.close(2, 1)
+    assert failure_of(state) is FailureReason.DEADLINE_EXCEEDED
+
+
+async def test_silence_before_arming_reopens_the_old_version(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.prepare(2, 1)
+    loop = asyncio.get_running_loop()
+    await guarded.close(2, 1)
+    closed_at = loop.time()
+    await eventually(lambda: guarded.state.gate is Gate.OPEN, 2 * SILENCE_S)
+    assert SILENCE_S <= loop.time() - closed_at < SILENCE_S + 1
+    assert await request(guarded) == (200, b"model")
+    assert guarded.engine.calls["resume"] == 1
+    assert guarded.state.operation is not None
+    assert guarded.state.operation.name is OperationName.REOPEN
+
+
+async def test_the_operators_long_polls_keep_the_gate_closed(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.close(2, 1)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 5 * SILENCE_S
+    while loop.time() < end:
+        state = await guarded.service.follow(guarded.state.sequence, 55.0)
+        assert state.gate is Gate.CLOSED
+
+
+async def test_an_armed_guard_stays_closed_however_long_the_silence(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    await asyncio.sleep(100 * SILENCE_S)
+    assert guarded.state.gate is Gate.CLOSED
+    state = await guarded.cancel(2)
+    assert state.gate is Gate.OPEN
+    assert await request(guarded) == (200, b"model")
+
+
+async def test_a_failed_transfer_leaves_the_engine_out_until_it_is_reloaded(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.failures["apply"] = engine_error(FailureReason.COVERAGE_FAILED, "tensor w", touched=True)
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    state = await guarded.transfer(2, 1)
+    assert failure_of(state) is FailureReason.COVERAGE_FAILED
+    assert state.weights.state is WeightsState.UNCERTAIN
+    assert not state.ready
+    assert state.closed_reason == ClosedReason.UNCERTAIN
+    for refused in (guarded.cancel(2), guarded.open(2, 0), guarded.verify(2, 1)):
+        with pytest.raises(RejectedError):
+            await refused
+    await asyncio.sleep(10 * SILENCE_S)
+    assert guarded.state.gate is Gate.CLOSED
+
+    del guarded.engine.failures["apply"]
+    await guarded.prepare(3, 1)
+    await guarded.close(3, 1)
+    await guarded.arm(3)
+    await guarded.transfer(3, 1)
+    assert guarded.engine.order[-2:] == ["recover", "apply"]
+    await guarded.verify(3, 1)
+    assert (await guarded.open(3, 1)).ready
+    assert guarded.engine.calls["resume"] == 1
+
+
+async def test_a_transfer_that_failed_before_touching_can_be_cancelled(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.failures["apply"] = engine_error(FailureReason.CHECKPOINT_CHANGED, "w.safetensors")
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    state = await guarded.transfer(2, 1)
+    assert failure_of(state) is FailureReason.CHECKPOINT_CHANGED
+    assert (state.weights.state, state.weights.version) == (WeightsState.VERIFIED, 0)
+    assert (await guarded.cancel(2)).gate is Gate.OPEN
+
+
+async def test_a_transfer_without_end_is_uncertain(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.hangs.add("apply")
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    state = await guarded.transfer(2, 1)
+    assert failure_of(state) is FailureReason.DEADLINE_EXCEEDED
+    assert state.weights.state is WeightsState.UNCERTAIN
+
+
+async def test_an_error_that_no_adapter_foresaw_is_told_and_logged(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.failures["apply"] = ZeroDivisionError("in a kernel")
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    state = await guarded.transfer(2, 1)
+    assert failure_of(state) is FailureReason.TRANSFER_FAILED
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.message == "ZeroDivisionError: in a kernel"
+    assert "in _call" in guarded.lines("operation.crashed")[0]["trace"]
+
+
+async def test_received_bytes_that_differ_from_the_staged_ones_are_never_verified(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.digest = "sha256:other"
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    state = await guarded.transfer(2, 1)
+    assert failure_of(state) is FailureReason.DIGEST_MISMATCH
+    assert state.weights.state is WeightsState.UNCERTAIN
+
+
+@pytest.mark.parametrize("step", ["reset_caches", "resume", "probe"])
+async def test_what_fails_while_verifying_keeps_the_engine_out(guarded: Guarded, step: str) -> None:
+    await guarded.serve_initial()
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    await guarded.transfer(2, 1)
+    guarded.engine.failures[step] = engine_error(FailureReason.CACHE_RESET_FAILED)
+    state = await guarded.verify(2, 1)
+    assert failure_of(state) is FailureReason.CACHE_RESET_FAILED
+    assert state.weights.state is WeightsState.UNCERTAIN
+    with pytest.raises(RejectedError) as refused:
+        await guarded.open(2, 1)
+    assert refused.value.rejection.reason is RefusalReason.NOT_VERIFIED
+
+
+async def test_initial_weights_may_be_verified_again_after_a_failed_probe(guarded: Guarded) -> None:
+    guarded.engine.failures["probe"] = engine_error(FailureReason.PROBE_FAILED)
+    state = await guarded.verify(1, 0)
+    assert failure_of(state) is FailureReason.PROBE_FAILED
+    assert state.weights.state is WeightsState.INITIAL
+    del guarded.engine.failures["probe"]
+    assert (await guarded.serve_initial()).gate is Gate.OPEN
+
+
+async def test_version_0_comes_back_from_the_models_own_files(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.update(2, 1)
+    await guarded.prepare(3, 0, MODEL_SOURCE.path)
+    state = guarded.state
+    assert state.staged is not None
+    assert state.staged.path == "."
+
+
+async def test_staging_can_be_cancelled_while_it_runs(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.stager.gate = asyncio.Event()
+    preparing = asyncio.create_task(guarded.prepare(2, 1))
+    await eventually(lambda: guarded.stager.started == 1)
+    state = await guarded.cancel(2)
+    assert state.gate is Gate.OPEN
+    assert failure_of(await preparing) is FailureReason.CANCELLED
+
+
+async def test_staging_that_takes_too_long_says_how_far_it_came(guarded: Guarded) -> None:
+    guarded.stager.gate = asyncio.Event()
+    state = await guarded.prepare(2, 1)
+    assert failure_of(state) is FailureReason.DEADLINE_EXCEEDED
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert "25 %" in state.operation.failure.message
+
+
+async def test_a_newer_epoch_lets_the_staged_files_go(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.prepare(2, 1)
+    await guarded.prepare(3, 2)
+    assert guarded.stager.closings == ["step-1"]
+    assert guarded.state.staged is not None
+    assert guarded.state.staged.epoch == 3
+
+
+async def test_a_newer_epoch_waits_for_a_transfer_that_runs(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.prepare(2, 1)
+    await guarded.close(2, 1)
+    await guarded.arm(2)
+    guarded.engine.hangs.add("apply")
+    transferring = asyncio.create_task(guarded.transfer(2, 1))
+    await eventually(lambda: guarded.engine.calls["apply"] == 1)
+    with pytest.raises(RejectedError) as refused:
+        await guarded.prepare(3, 2)
+    assert refused.value.rejection.reason is RefusalReason.ORDER_VIOLATION
+    assert guarded.state.weights.state is WeightsState.UNCERTAIN
+    assert guarded.stager.closings == []  # the workers may still read them
+    await transferring
+    assert guarded.state.weights.state is WeightsState.UNCERTAIN
+    await eventually(lambda: guarded.stager.closings == ["step-1"])
+    guarded.engine.hangs.clear()
+    assert (await guarded.prepare(3, 2)).staged is not None
+
+
+async def test_a_cancel_in_the_middle_of_the_pause_resumes_once(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    paused = asyncio.Event()
+    really_pause = guarded.engine.pause
+
+    async def slow_pause(mode: object, deadline_s: float) -> None:
+        await paused.wait()
+        await really_pause(mode, deadline_s)  # type: ignore[arg-type]
+
+    guarded.engine.pause = slow_pause  # type: ignore[method-assign, assignment]
+    await guarded.service.command(guarded.close_command(2, 1))
+    await asyncio.sleep(0)
+    cancelling = asyncio.create_task(guarded.cancel(2))
+    await asyncio.sleep(1)
+    assert guarded.engine.calls["resume"] == 0
+    paused.set()
+    assert (await cancelling).gate is Gate.OPEN
+    assert guarded.engine.calls["resume"] == 1
+    assert not guarded.engine.paused
+
+
+async def test_a_dead_core_closes_the_gate_for_good(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.engine.is_alive = False
+    state = await until(guarded.service, lambda state: not state.alive)
+    assert state.gate is Gate.CLOSED
+    assert state.closed_reason == ClosedReason.ENGINE_DEAD
+    assert guarded.service.why_not_live()
+    assert (await request(guarded))[0] == 503
+    with pytest.raises(RejectedError):
+        await guarded.open(1, 0)
+
+
+async def test_draining_waits_then_aborts_then_cuts(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    guarded.app.hold = True
+    polite = asyncio.create_task(request(guarded))
+    await eventually(lambda: guarded.state.in_flight == 1)
+    guarded.app.deaf = guarded.app.stream = True
+    deaf = asyncio.create_task(request(guarded))
+    await eventually(lambda: guarded.state.in_flight == 2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await guarded.service.drain(60.0) == 2
+    assert 60 <= loop.time() - began < 70
+    assert await polite == (200, b"model")
+    assert await deaf == (0, b"first ")
+    assert guarded.state.closed_reason == ClosedReason.DRAINING
+    with pytest.raises(RejectedError):
+        await guarded.open(1, 0)
+
+
+async def test_draining_an_idle_engine_returns_at_once(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert await guarded.service.drain(60.0) == 0
+    assert loop.time() == began
+
+
+async def test_a_follower_is_woken_by_a_change_but_not_by_load(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    sequence = guarded.state.sequence
+    following = asyncio.create_task(guarded.service.follow(sequence, 50.0))
+    for _ in range(10):
+        await request(guarded)
+    await asyncio.sleep(10)
+    assert not following.done()
+    await guarded.service.command(guarded.close_command(2, 1))
+    assert (await following).sequence > sequence
+
+
+async def test_a_follower_of_an_older_incarnation_is_answered_at_once(guarded: Guarded) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await guarded.service.follow(guarded.state.sequence + 1000, 50.0)
+    assert loop.time() == began
+
+
+async def test_followers_are_bounded(guarded: Guarded) -> None:
+    sequence = guarded.state.sequence
+    held = [asyncio.create_task(guarded.service.follow(sequence, 50.0)) for _ in range(MOST_FOLLOWERS)]
+    await asyncio.sleep(1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await guarded.service.follow(sequence, 50.0)
+    assert loop.time() == began
+    await asyncio.gather(*held)
+
+
+async def test_the_log_proves_which_version_was_admitted_when(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    for _ in range(3):
+        await request(guarded)
+    await guarded.close(2, 1)
+    await request(guarded)
+    await guarded.prepare(2, 1)
+    await guarded.arm(2)
+    await guarded.transfer(2, 1)
+    await guarded.verify(2, 1)
+    await guarded.open(2, 1)
+    await request(guarded)
+    opened, closed = guarded.lines("gate.opened"), guarded.lines("gate.closed")
+    assert [line["version"] for line in opened] == [0, 1]
+    assert [line["version"] for line in closed] == [0]
+    assert closed[0]["admitted"] == 3
+    times = [opened[0]["timeNs"], closed[0]["firstAdmissionNs"], closed[0]["lastAdmissionNs"], closed[0]["timeNs"]]
+    assert times == sorted(times)
+    assert closed[0]["lastAdmissionNs"] < opened[1]["timeNs"]
+    assert opened[1]["refused"] == 1
+
+
+async def test_verifying_what_is_verified_again_under_a_newer_epoch_probes_again(guarded: Guarded) -> None:
+    await guarded.verify(1, 0)
+    await guarded.verify(1, 0)
+    assert guarded.engine.calls["probe"] == 1
+    await guarded.verify(2, 0)
+    assert guarded.engine.calls["probe"] == 2
+    assert guarded.state.probe is not None
+    assert guarded.state.probe.epoch == 2
+    command = Verify(
+        incarnation=guarded.service.incarnation, epoch=2, version=3, probe_tokens=TOKENS, deadline_seconds=DEADLINE_S
+    )
+    with pytest.raises(RejectedError):
+        await guarded.service.command(command)
