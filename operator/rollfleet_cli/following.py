@@ -9,7 +9,7 @@ from rollfleet_cli.cluster import Reader
 from rollfleet_cli.errors import NotFoundError, TimedOutError, UnreachableError, UpdateFailedError
 from rollfleet_cli.view import FleetView, build_view
 
-INTERVAL_S = 0.5
+INTERVAL_S = 0.25
 GIVE_UP_S = 30.0  # without any answer from the API server
 
 
@@ -57,8 +57,8 @@ def has_reached(view: FleetView, wanted: int) -> bool:
     if update.phase == "Active":
         return True
     if update.phase == "Failed":
-        why = view.last_failure or update.message or "see `rollfleet status`"
-        raise UpdateFailedError(f"{view.namespace}/{view.name}: version {update.version} failed: {why}")
+        why = view.last_failure or f"version {update.version}: {update.message or 'see `rollfleet status`'}"
+        raise UpdateFailedError(f"{view.namespace}/{view.name}: the update failed: {why}")
     return False
 
 

@@ -86,7 +86,11 @@ def _words(view: FleetView) -> list[Text]:
     ]
     if view.state not in GOOD and view.message:
         lines.append(Text(f"{where}: {view.state}: {view.message}", style="yellow"))
-    if view.update and view.update.phase not in GOOD and _is_news(view.update.message, view.problems):
+    if (
+        view.update
+        and view.update.phase not in GOOD
+        and _is_news(view.update.message, (*view.problems, view.last_failure))
+    ):
         lines.append(Text(f"{where}: {_named(view.update)}: {view.update.message}", style="yellow"))
     if view.last_failure:
         lines.append(Text(f"{where}: last failure: {view.last_failure}", style="red"))

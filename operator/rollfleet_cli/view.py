@@ -159,7 +159,8 @@ def _from_pod(pod: dict[str, Any], update: UpdateView | None) -> EngineView:
     metadata, status = pod["metadata"], pod.get("status") or {}
     labels = metadata.get("labels") or {}
     containers = status.get("containerStatuses") or []
-    held_up = {name: f"{reason}: {text}" for name, reason, text in update.held_up} if update else {}
+    moving = update.held_up if update and update.phase in MOVING else ()
+    held_up = {name: f"{reason}: {text}" for name, reason, text in moving}
     return EngineView(
         name=metadata["name"],
         ordinal=int(labels.get(LABEL_ENGINE, "0")),
@@ -186,8 +187,8 @@ def _last_failure(fleet: RolloutEngine, update: UpdateView | None) -> str:
     finished = fleet.status.last_finished
     if finished is None or finished.outcome is not Outcome.FAILED:
         return ""
-    own_words = [f"{name}: {reason}: {text}" for name, reason, text in update.held_up] if update else []
-    new = [words for words in own_words if words not in finished.message]
+    held_up = update.held_up if update else ()
+    new = [f"{name}: {reason}: {text}" for name, reason, text in held_up if text not in finished.message]
     return "; ".join([f"version {finished.version}: {finished.message}", *new])
 
 

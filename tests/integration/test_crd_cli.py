@@ -130,7 +130,7 @@ def test_watch_ends_with_4_when_the_version_failed(namespace: str, fleet: str) -
     write_update(fleet, namespace, Phase.FAILED)
     ended = rollfleet("watch", fleet, "-n", namespace, "--until-active", "2", "--timeout", "30")
     assert ended.returncode == 4
-    assert "version 2 failed" in ended.stderr
+    assert "the update failed: version 2" in ended.stderr
 
 
 def test_watch_ends_with_5_when_time_is_up(namespace: str, fleet: str) -> None:

@@ -100,7 +100,7 @@ def test_when_a_version_counts_as_served(version: WeightVersion, reached: bool) 
 
 def test_a_failed_version_is_told_with_the_engines_words() -> None:
     failed = LastFinished(version=2, generation=1, outcome=Outcome.FAILED, message="qwen-1: shard 2 is truncated")
-    with pytest.raises(UpdateFailedError, match="version 2 failed: version 2: qwen-1: shard 2 is truncated"):
+    with pytest.raises(UpdateFailedError, match="the update failed: version 2: qwen-1: shard 2 is truncated"):
         has_reached(view(make_fleet(last_finished=failed), make_version(2, phase=Phase.FAILED)), 2)
 
 
