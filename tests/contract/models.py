@@ -79,7 +79,7 @@ class SimulatedModels(Models):
 
     short_prompt = "What is the answer?"
     long_prompt = "The same long prefix. " * 10
-    longest_answer = 700
+    longest_answer = 200
 
     def answer(self, version: int, prompt: str) -> str:
         return decode(greedy(self.digest(version), encode(prompt), self.longest_answer))

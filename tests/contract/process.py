@@ -69,7 +69,15 @@ def free_ports(count: int) -> list[int]:
 class EngineProcess:
     """Launcher, engine and guard; stop() when done."""
 
-    def __init__(self, kind: Kind, site: Site, name: str, model: Path, checkpoints: Path) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        site: Site,
+        name: str,
+        model: Path,
+        checkpoints: Path,
+        engine_args: tuple[str, ...] = ENGINE_ARGS,
+    ) -> None:
         self.kind = kind
         self._folder = site.folder / name
         self._folder.mkdir()
@@ -83,7 +91,7 @@ class EngineProcess:
                 "operator": {"subject": SUBJECT, "uid": OPERATOR_UID},
                 "model": {"path": str(model), "servedName": "policy"},
                 "checkpointsPath": str(checkpoints),
-                "engineArgs": ENGINE_ARGS,
+                "engineArgs": engine_args,
                 "servingPort": serving,
                 "controlPort": control,
                 "bindAddress": "127.0.0.1",

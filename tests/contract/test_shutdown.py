@@ -33,7 +33,7 @@ def _prestop(engine: EngineProcess) -> subprocess.CompletedProcess[str]:
 def test_prestop_drains_and_sigterm_ends(serving: Operator, client: Client, engine: EngineProcess, models: Models):
     answers = []
     running = threading.Thread(
-        target=lambda: answers.append(client.complete(models.short_prompt, 400, ignore_eos=True)), daemon=True
+        target=lambda: answers.append(client.complete(models.short_prompt, LONG, ignore_eos=True)), daemon=True
     )
     running.start()
     wait_in_flight(serving, 1)

@@ -30,7 +30,6 @@ class Dialect:
     options_file: str  # beside this module
     reserved_options: tuple[Reserved, ...]
     reserved_variables: tuple[Reserved, ...]
-    plugin: str  # name of our vllm.general_plugins entry point
 
     @property
     def releases(self) -> str:
@@ -134,7 +133,6 @@ DIALECTS = (
         options_file="vllm-0.27.1.options",
         reserved_options=_RESERVED_OPTIONS,
         reserved_variables=_RESERVED_VARIABLES,
-        plugin="rollfleet",
     ),
 )
 

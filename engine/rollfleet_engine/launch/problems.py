@@ -9,8 +9,6 @@ from rollfleet_engine.launch.options import Spelling, spellings
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.termination import Problem
 
-_PLUGINS_VARIABLE = "VLLM_PLUGINS"
-
 
 def find_problems(
     config: EngineConfig, facts: Facts, dialect: Dialect | None, added: Mapping[str, str]
@@ -105,12 +103,6 @@ def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str]) -> Iter
                 cause=f"environment variable {name} is {value!r}, but the launcher needs {added[name]!r}",
                 remedy="remove it from spec.env or the image",
             )
-    plugins = facts.environ.get(_PLUGINS_VARIABLE)
-    if plugins is not None and dialect.plugin not in plugins.split(","):
-        yield Problem(
-            cause=f"{_PLUGINS_VARIABLE}={plugins!r} leaves out {dialect.plugin!r}, which applies weight updates",
-            remedy=f"remove {_PLUGINS_VARIABLE}, or add {dialect.plugin} to it",
-        )
 
 
 def _python_path(facts: Facts) -> Iterator[Problem]:

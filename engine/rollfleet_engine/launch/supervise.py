@@ -16,7 +16,7 @@ from rollfleet_engine.launch.plan import Plan
 # enough for this and for the kill of what did not end.
 STOP_GRACE_S = 20.0
 _KILL_GRACE_S = 5.0
-_OUTPUT_GRACE_S = 2.0
+_LEFTOVER_GRACE_S = 3.0  # for what was killed to be gone, and for its last output
 _LOOP_S = 1.0
 _READ_BYTES = 65536
 _LONGEST_LINE = 65536
@@ -49,6 +49,7 @@ class Supervisor:
         self._pid = 0
         self._stop_by: float | None = None  # monotonic; None until somebody asked
         self._killed = False
+        self._childless = False
 
     def run(self) -> Outcome:
         """Start the engine and stay until it has ended. To be called from the main thread, once."""
@@ -133,6 +134,7 @@ class Supervisor:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
+                self._childless = True
                 return engine
             if pid == 0:
                 return engine
@@ -142,10 +144,12 @@ class Supervisor:
     def _clean_up(self, pumps: list[threading.Thread]) -> None:
         """End what the engine left running: workers hold its ports, its memory and our pipes."""
         kill_group(self._pid)
-        deadline = time.monotonic() + _OUTPUT_GRACE_S
+        deadline = time.monotonic() + _LEFTOVER_GRACE_S
+        while not self._childless and (left_s := deadline - time.monotonic()) > 0:
+            signal.sigtimedwait({signal.SIGCHLD}, min(_LOOP_S, left_s))
+            self._reap()
         for pump in pumps:
             pump.join(max(0.0, deadline - time.monotonic()))
-        self._reap()
 
     def _outcome(self, status: int) -> Outcome:
         code = os.waitstatus_to_exitcode(status)

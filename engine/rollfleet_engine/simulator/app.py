@@ -189,10 +189,11 @@ async def _whole(request: Request, steps: AsyncGenerator[Step | End, None]) -> t
 
 async def _collect(steps: AsyncGenerator[Step | End, None]) -> tuple[list[Step], str]:
     found: list[Step] = []
-    async for step in steps:
-        if isinstance(step, End):
-            return found, step.reason
-        found.append(step)
+    async with aclosing(steps):
+        async for step in steps:
+            if isinstance(step, End):
+                return found, step.reason
+            found.append(step)
     raise RuntimeError("a generation ended without a reason")
 
 

@@ -103,6 +103,7 @@ class Core:
                 yield step
             reason = "abort" if request.aborted else "length"
             self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+            self._running.discard(request)  # now: whoever has the reason need not come back
             yield End(reason)
         finally:
             self._running.discard(request)
