@@ -91,6 +91,10 @@ BAD_FLEETS = {
     "same name twice": (setting(EXTRA, [extra("a", "/x"), extra("a", "/y")]), "spec.volumes.extra[1]: Duplicate value"),
     "same mount twice": (setting(EXTRA, [extra("a", "/x"), extra("b", "/x")]), "mountPath is used twice"),
     "mount under ours": (setting(EXTRA, [extra("a", "/rollfleet/model")]), "mountPath must not cover or lie under"),
+    "mount under our home": (
+        setting(EXTRA, [extra("a", "/var/lib/rollfleet/x")]),
+        "mountPath must not cover or lie under",
+    ),
     "mount over ours": (setting(EXTRA, [extra("a", "/etc")]), "mountPath must not cover or lie under"),
     "mount of the root": (setting(EXTRA, [extra("a", "/")]), "spec.volumes.extra[0].mountPath: Invalid value"),
     "same variable twice": (

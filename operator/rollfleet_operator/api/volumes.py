@@ -44,7 +44,7 @@ HostPathSource = Annotated[dict[str, str], WithJsonSchema(_HOST_PATH)]
 CsiSource = Annotated[dict[str, Any], WithJsonSchema(_CSI)]
 
 # Where the pod's own volumes lie, and where a mount would break or take over the container.
-_OWN_MOUNTS = "/(rollfleet|etc/rollfleet|run/rollfleet|opt/rollfleet|dev|proc|sys|var/run/secrets)"
+_OWN_MOUNTS = "/((etc/|run/|opt/|var/lib/)?rollfleet|dev|proc|sys|var/run/secrets)"
 
 
 class VolumeSource(
@@ -76,9 +76,9 @@ class ExtraVolume(ApiModel):
                     'mountPath must be absolute, without trailing "/", empty segments, "." or ".."',
                 ),
                 rule(
-                    f"!self.matches('^{_OWN_MOUNTS}(/|$)|^/(etc|run|opt|var|var/run)$')",
+                    f"!self.matches('^{_OWN_MOUNTS}(/|$)|^/(etc|run|opt|var|var/run|var/lib)$')",
                     "mountPath must not cover or lie under /rollfleet, /etc/rollfleet, /run/rollfleet, /opt/rollfleet, "
-                    "/dev, /proc, /sys or /var/run/secrets: these are the engine's own",
+                    "/var/lib/rollfleet, /dev, /proc, /sys or /var/run/secrets: these are the engine's own",
                 ),
             ),
         ),
