@@ -35,6 +35,8 @@ def _env(kind: EngineKind) -> list[dict[str, str]]:
         return [
             {"name": "ROLLFLEET_ENGINE", "value": "simulator"},
             {"name": "ROLLFLEET_SIMULATOR_TOKEN_MS", "value": str(kind.token_ms)},
+            {"name": "ROLLFLEET_SIMULATOR_STARTUP_SECONDS", "value": str(kind.start_delay_s)},
+            {"name": "ROLLFLEET_SIMULATOR_STEP_SECONDS", "value": "1" if kind.slow else "0"},
         ]
     return [
         {"name": "PATH", "value": f"{kind.venv}/bin:/usr/local/bin:/usr/bin:/bin"},
