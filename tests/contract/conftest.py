@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Which engine."""
     if request.param == SIMULATOR:
-        environ = {"ROLLFLEET_ENGINE": SIMULATOR, "ROLLFLEET_SIMULATOR_MS_PER_TOKEN": MS_PER_TOKEN}
+        environ = {"ROLLFLEET_ENGINE": SIMULATOR, "ROLLFLEET_SIMULATOR_TOKEN_MS": MS_PER_TOKEN}
         return Kind(SIMULATOR, environ)
     venv = vllm_venv.venv_path()
     if not vllm_venv.is_complete(venv):

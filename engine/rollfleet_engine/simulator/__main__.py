@@ -10,8 +10,9 @@ from pathlib import Path
 
 import uvicorn
 
+from rollfleet_engine.guard.checkpoints import CheckpointStager
 from rollfleet_engine.guard.middleware import GuardedApp
-from rollfleet_engine.simulator.adapter import SimulatorAdapter
+from rollfleet_engine.simulator.adapter import PacedStager, SimulatorAdapter
 from rollfleet_engine.simulator.app import Settings, build_app, print_routes
 from rollfleet_engine.simulator.core import Core
 from rollfleet_engine.simulator.process import CoreProcess
@@ -21,7 +22,8 @@ from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 
 STARTUP_VARIABLE = "ROLLFLEET_SIMULATOR_STARTUP_SECONDS"  # how long loading a model seems to take
-PACE_VARIABLE = "ROLLFLEET_SIMULATOR_MS_PER_TOKEN"
+STEP_VARIABLE = "ROLLFLEET_SIMULATOR_STEP_SECONDS"  # that staging, pausing, updating and probing take at least
+PACE_VARIABLE = "ROLLFLEET_SIMULATOR_TOKEN_MS"
 _DEFAULT_PACE_MS = "2"
 _DEFAULT_MODEL_LEN = 2048
 _WATCHDOG_S = 5.0  # vLLM looks so often whether its core is dead, and then ends
@@ -56,7 +58,13 @@ async def _serve(arguments: argparse.Namespace, process: CoreProcess, config: En
     limits = Limits(arguments.served_model_name, _model_len(arguments))
     app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
     print_routes(app)
-    guarded = GuardedApp(app, config=config, adapter_of=lambda _: SimulatorAdapter(core, str(arguments.model)))
+    step_s = float(os.environ.get(STEP_VARIABLE, "0"))
+    guarded = GuardedApp(
+        app,
+        config=config,
+        adapter_of=lambda _: SimulatorAdapter(core, str(arguments.model), step_s),
+        stager=PacedStager(CheckpointStager(config), step_s),
+    )
     server = uvicorn.Server(
         uvicorn.Config(
             guarded,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
+from rollfleet_engine.guard.checkpoints import OnProgress, Stager
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.simulator.core import Core, CoreDeadError
 from rollfleet_engine.simulator.model import following_logprobs
@@ -14,7 +15,7 @@ from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import CheckpointReader, CheckpointUpdate
 from rollfleet_kernels.digest import TensorDigest
-from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.commands import CheckpointSource, PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 RELEASE = "0.27.1"
@@ -24,9 +25,10 @@ CAPABILITIES = ("source/Checkpoint", "pause/abort", "verify/Digest", "verify/Cov
 class SimulatorAdapter:
     """Keeps rollfleet_engine.guard.ports.EngineAdapter."""
 
-    def __init__(self, core: Core, model: str) -> None:
+    def __init__(self, core: Core, model: str, step_s: float = 0.0) -> None:
         self._core = core
         self._model = model
+        self._step_s = step_s  # that pausing, updating and probing each take, as they do with large models
         self._layers = elements_by_layer(core.weights.tensors)
 
     def facts(self) -> Facts:
@@ -48,6 +50,7 @@ class SimulatorAdapter:
         assert mode is PauseMode.ABORT  # noqa: S101 - the only one that exists
         with _calling("pause", FailureReason.PAUSE_FAILED):
             self._core.pause()
+            await self._take_time("pause", deadline_s)
 
     async def abort_all(self, deadline_s: float) -> None:
         """Abort what reached the core since."""
@@ -85,6 +88,7 @@ class SimulatorAdapter:
 
     async def _update(self, staged: StagedCheckpoint, deadline_s: float) -> list[TensorDigest]:
         received: list[TensorDigest] = []
+        await self._take_time("weight transfer", deadline_s)
         try:
             async with asyncio.timeout(deadline_s):
                 with CheckpointReader(CheckpointUpdate.of(staged)) as reader:
@@ -92,8 +96,7 @@ class SimulatorAdapter:
                         received.append(tensor)
                         await asyncio.sleep(0)  # the server goes on answering, as vLLM's does beside its core
         except TimeoutError as error:
-            message = f"weight transfer: the simulator has not answered within {deadline_s:g} s"
-            raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from error
+            raise _too_late("weight transfer", deadline_s) from error
         return received
 
     def _finish(self, received: list[TensorDigest], staged: StagedCheckpoint) -> None:
@@ -130,7 +133,31 @@ class SimulatorAdapter:
             self._core.require_alive()
             if self._core.paused:
                 raise EngineError(FailureReason.PROBE_FAILED, "probe: the scheduler is paused")
+            await self._take_time("probe", deadline_s)
             return following_logprobs(self._core.weights.digest, tokens)
+
+    async def _take_time(self, what: str, deadline_s: float) -> None:
+        await asyncio.sleep(min(self._step_s, deadline_s))
+        if self._step_s > deadline_s:
+            raise _too_late(what, deadline_s)
+
+
+class PacedStager:
+    """Staging that takes a step's time at least."""
+
+    def __init__(self, stager: Stager, step_s: float) -> None:
+        self._stager = stager
+        self._step_s = step_s
+
+    async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
+        """As rollfleet_engine.guard.checkpoints.Stager says."""
+        await asyncio.sleep(self._step_s)
+        return await self._stager.stage(source, on_progress)
+
+
+def _too_late(what: str, deadline_s: float) -> EngineError:
+    message = f"{what}: the simulator has not answered within {deadline_s:g} s"
+    return EngineError(FailureReason.DEADLINE_EXCEEDED, message)
 
 
 def _own_version() -> str:
