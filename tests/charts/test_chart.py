@@ -48,7 +48,7 @@ MATRIX: tuple[tuple[Object, ...], ...] = (
             "imagePullSecrets": [{"name": "registry"}],
             "hostPathVolumes": {"allowed": True},
             "logLevel": "debug",
-            "serviceAccount": {"annotations": {"a": "b"}},
+            "serviceAccount": {"keep": False, "annotations": {"a": "b"}},
             "metrics": {"service": {"port": 9000, "annotations": {"a": "b"}}},
             "resources": {"limits": {"cpu": 2}},
             "nodeSelector": {"kubernetes.io/arch": "arm64"},
@@ -248,6 +248,16 @@ def test_crds_come_and_stay_as_the_values_say() -> None:
     assert all(c["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for c in kept.values())
     assert all("annotations" not in c["metadata"] for c in crds(enabled=True, keep=False).values())
     assert crds(enabled=False) == {}
+
+
+def test_the_account_that_running_engines_obey_stays() -> None:
+    def annotations(**values: Any) -> Object | None:
+        account = one(render(merged(IMAGE, {"serviceAccount": values})), "ServiceAccount")
+        return account["metadata"].get("annotations")
+
+    assert annotations() == {"helm.sh/resource-policy": "keep"}
+    assert annotations(annotations={"a": "b"}) == {"helm.sh/resource-policy": "keep", "a": "b"}
+    assert annotations(keep=False) is None
 
 
 def test_service_leads_to_the_pod() -> None:
