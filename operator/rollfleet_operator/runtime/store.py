@@ -151,7 +151,11 @@ class _Applied:
 
 
 class ChildStore:
-    """Children other than pods that this process applied: which content, and at which revision they were left."""
+    """Children other than pods that this process applied: which content, and at which revision they were left.
+
+    Those that an operator before this one applied are known by name, with no content: so they are applied again, which
+    changes nothing, or deleted where nobody wants them any more.
+    """
 
     def __init__(self) -> None:
         self._applied: dict[str, dict[str, _Applied]] = {}  # fleet's key -> "Kind/name"
@@ -176,7 +180,7 @@ class ChildStore:
         """Forget children of a kind that are missing or no longer say what was applied. The keys of their fleets."""
         live = {(item["metadata"]["namespace"], item["metadata"]["name"]): item for item in listed}
         drifted: set[str] = set()
-        for key, children in self._applied.items():
+        for key, children in list(self._applied.items()):
             fleet_namespace = split_key(key)[0]
             if namespace not in (None, fleet_namespace):
                 continue
@@ -188,7 +192,18 @@ class ChildStore:
                 ):
                     del children[child]
                     drifted.add(key)
+            if not children:
+                del self._applied[key]
+        for item in live.values():
+            self._adopt(kind, item)
         return drifted
+
+    def _adopt(self, kind: str, item: Manifest) -> None:
+        metadata = item["metadata"]
+        owners = [owner["name"] for owner in metadata.get("ownerReferences") or () if owner["kind"] == "RolloutEngine"]
+        for fleet in owners:
+            children = self._applied.setdefault(key_of(metadata["namespace"], fleet), {})
+            children.setdefault(f"{kind}/{metadata['name']}", _Applied("", {}, revision(item)))
 
 
 def _child_id(manifest: Manifest) -> str:

@@ -139,6 +139,21 @@ def test_a_child_that_is_missing_is_applied_again() -> None:
     assert store.hashes(KEY) == {}
 
 
+def test_a_child_of_an_operator_before_us_is_known_by_name() -> None:
+    store = ChildStore()
+    owned = child(4)
+    owned["metadata"]["ownerReferences"] = [{"kind": "RolloutEngine", "name": "qwen", "uid": "f-1"}]
+    assert store.reconcile_list("rl", "Service", [listed(owned), listed(child(5) | {"metadata": foreign()})]) == set()
+    assert store.hashes(KEY) == {"Service/qwen": ""}
+    store.applied(KEY, "h-1", {"kind": "Service", "metadata": {"name": "qwen"}}, child(4))
+    assert store.reconcile_list("rl", "Service", [listed(owned)]) == set()
+    assert store.hashes(KEY) == {"Service/qwen": "h-1"}
+
+
+def foreign() -> dict[str, Any]:
+    return {"name": "somebody-elses", "namespace": "rl", "resourceVersion": "5"}
+
+
 def test_says_compares_what_was_wanted_only() -> None:
     assert says({"a": 1, "b": 2}, {"a": 1})
     assert not says({"b": 2}, {"a": 1})
