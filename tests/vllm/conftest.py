@@ -11,7 +11,14 @@ import pytest
 from tests.support.tiny import expected, tiny_model
 from tests.support.vllm_engine import VllmEngine
 
-FOLDERS = ("base", "step-1", "step-2", "step-3")
+# An engine starts in 17 s on two idle cores.
+TEST_TIMEOUT_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

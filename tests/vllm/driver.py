@@ -33,7 +33,7 @@ class Driver:
     def __init__(self, engine: AsyncLLM, model: Path) -> None:
         self.engine = engine
         self.adapter = VllmAdapter(engine)
-        self.model = read_model_tensors(model)
+        self.model = model
         self.requests = 0
         self.background: dict[str, asyncio.Task[Any]] = {}
 
@@ -100,7 +100,7 @@ class Driver:
     async def update(self, path: str, version: int, fault: str = "", tensor: str = "", deadline_s: float = 60.0) -> Any:
         """Stage a checkpoint, damage what was staged as `fault` says, and apply it."""
         root = Path(path)
-        staged = await asyncio.to_thread(stage_checkpoint, root.parent, root.name, self.model)
+        staged = await asyncio.to_thread(stage_checkpoint, root.parent, root.name, read_model_tensors(self.model))
         try:
             done = await self.adapter.apply(_damaged(staged, root, fault, tensor), 1, version, deadline_s)
         finally:

@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointUpdate
+from rollfleet_kernels.digest import warm_up
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
@@ -35,6 +36,7 @@ class VllmAdapter:
 
     def __init__(self, engine_client: Any) -> None:
         self._engine = engine_client
+        warm_up()  # for staging: later, compiling would take the interpreter away from requests
         self._initialised = False
         self._probes = itertools.count(1)
 
@@ -83,22 +85,16 @@ class VllmAdapter:
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Init (once), start, update, finish; every worker must report the staged digest and full coverage."""
-        seconds: dict[str, float] = {}
-        update = CheckpointUpdate.of(staged).to_wire()
         started = time.monotonic()
-        with _touching():
+        seconds: dict[str, float] = {}
+        try:
             async with _calling("weight transfer", FailureReason.TRANSFER_FAILED, deadline_s):
-                with _timed(seconds, "init"):
-                    await self._initialise()
-                with _timed(seconds, "start"):
-                    await self._phase(self._engine.start_weight_update)
-                with _timed(seconds, "update"):
-                    await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
-                with _timed(seconds, "finish"):
-                    reports = await self._phase(self._engine.finish_weight_update)
-                    _require_finished(reports, staged)
-                    # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
-                    await self._engine.update_weight_version(str(version))
+                reports = await self._four_phases(staged, version, seconds)
+        except EngineError as error:
+            # Until the third phase begins no tensor was loaded, and a reset gives the layers back what they had.
+            left_s = started + deadline_s - time.monotonic()
+            error.touched = "update" in seconds or not await self._put_back(left_s)
+            raise
         return Transferred(
             epoch=epoch,
             version=version,
@@ -109,6 +105,33 @@ class VllmAdapter:
             seconds=time.monotonic() - started,
             phase_seconds=seconds,
         )
+
+    async def _four_phases(
+        self, staged: StagedCheckpoint, version: int, seconds: dict[str, float]
+    ) -> list[dict[str, Any]]:
+        update = CheckpointUpdate.of(staged).to_wire()
+        with _timed(seconds, "init"):
+            await self._initialise()
+        with _timed(seconds, "start"):
+            await self._phase(self._engine.start_weight_update)
+        with _timed(seconds, "update"):
+            await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
+        with _timed(seconds, "finish"):
+            reports = await self._phase(self._engine.finish_weight_update)
+            _require_finished(reports, staged)
+            # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
+            await self._engine.update_weight_version(str(version))
+        return reports
+
+    async def _put_back(self, deadline_s: float) -> bool:
+        """Whether all workers are known to hold what they held before the update."""
+        if deadline_s <= 0:
+            return False
+        try:
+            await self.recover(deadline_s)
+        except EngineError:
+            return False  # the failure that led here is the one to tell
+        return True
 
     async def _initialise(self) -> None:
         if not self._initialised:
@@ -189,16 +212,6 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
         yield
     finally:
         seconds[phase] = time.monotonic() - started
-
-
-@contextmanager
-def _touching() -> Iterator[None]:
-    """Whatever fails in here may have replaced old weights already."""
-    try:
-        yield
-    except EngineError as error:
-        error.touched = True
-        raise
 
 
 @asynccontextmanager
