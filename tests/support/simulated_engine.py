@@ -134,20 +134,18 @@ class EngineProcess:
             self.in_flight = 0
         if operation.name in (OperationName.VERIFY, OperationName.REOPEN) and self.state.paused:
             self.apply(Resumed(), now)
-        if isinstance(command, Prepare) and failure is None:
-            found = self._store.read(command.source.root, command.source.path)
-            failure = found if isinstance(found, Failure) else None
+        read = self._store.read(command.source.root, command.source.path) if isinstance(command, Prepare) else ""
+        if failure is None and isinstance(read, Failure):
+            failure = read
         if failure is not None:
             touched = operation.name is OperationName.TRANSFER
             self.apply(Failed(operation.id, failure, touched), now)
             return
-        self.apply(Ended(operation.id, self._result(operation, now)), now)
+        self.apply(Ended(operation.id, self._result(operation, str(read))), now)
 
-    def _result(self, operation: OperationRecord, now: float) -> Staged | Transferred | ProbeResult | None:
+    def _result(self, operation: OperationRecord, digest: str) -> Staged | Transferred | ProbeResult | None:
         command = operation.command
         if isinstance(command, Prepare):
-            digest = self._store.read(command.source.root, command.source.path)
-            assert isinstance(digest, str)
             return Staged(
                 epoch=command.epoch,
                 version=command.version,

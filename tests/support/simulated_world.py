@@ -85,6 +85,9 @@ class World:
         self.committed_versions: list[int] = []
         self.forget_everything = False
         self.news = False  # a guard told something new: the next pass comes at once
+        self.hold: Callable[[Command], bool] = lambda _: False  # commands that stay on their way until `release`
+        self.held: list[GuardCall] = []
+        self._seen: dict[str, tuple[str, int]] = {}
         self._serial = 0
 
     # the clock -----------------------------------------------------------------------------------------------------
@@ -115,7 +118,9 @@ class World:
             self.wake_at = self._operate()
         upcoming = [when for when, _, _ in self.agenda] + ([self.time] if self.news else [])
         self.news = False
-        upcoming += [when for pod in self.pods.values() if pod.process and (when := pod.process.next_event()) is not None]
+        upcoming += [
+            when for pod in self.pods.values() if pod.process and (when := pod.process.next_event()) is not None
+        ]
         if self.wake_at is not None and self.time >= self.down_until:
             upcoming.append(self.wake_at)
         target = min([*upcoming, self.time + STEP_S])
@@ -142,7 +147,9 @@ class World:
             weights = process.state.weights
             assert weights.state is WeightsState.VERIFIED, pod.view.name
             assert committed is not None, f"{pod.view.name} is open before anything was committed"
-            assert weights.version == committed.version, f"{pod.view.name} is open at {weights.version}, not {committed}"
+            assert weights.version == committed.version, (
+                f"{pod.view.name} is open at {weights.version}, not {committed}"
+            )
             expected = MODEL_DIGEST if committed.version == 0 else digest_of(committed.checkpoint or "")
             assert process.resident == expected, f"{pod.view.name} serves {process.resident}"
 
@@ -218,7 +225,9 @@ class World:
             if known.state is None or known.state.operation != operation:
                 setbacks, last = setbacks + 1, self.now
         self.views[uid] = GuardView(state, True, self.now, "", known.refusals, setbacks, last)
-        self.news = self.news or before is None or before.sequence != state.sequence
+        seen = (state.incarnation, state.sequence)
+        self.news = self.news or self._seen.get(uid) != seen
+        self._seen[uid] = seen
 
     # applying a decision -------------------------------------------------------------------------------------------
 
@@ -270,6 +279,10 @@ class World:
             self.children.pop(f"{action.kind}/{action.name}", None)
 
     def _send(self, call: GuardCall) -> None:
+        if self.hold(call.command):
+            self.held.append(call)
+            self._unheard(call.pod_uid)
+            return
         luck = self.rng.random()
         if luck < self.faults.lose_command:
             self._unheard(call.pod_uid)
@@ -278,6 +291,13 @@ class World:
             self.later(self.rng.uniform(0.0, self.faults.longest_delay_s), lambda: self._deliver(call, answer=False))
         else:
             self._deliver(call, answer=self.rng.random() >= self.faults.lose_answer)
+
+    def release(self) -> int:
+        """What was held arrives now, too late; how much it was."""
+        held, self.held, self.hold = self.held, [], lambda _: False
+        for call in held:
+            self._deliver(call, answer=False)
+        return len(held)
 
     def _unheard(self, uid: str) -> None:
         self.views[uid] = replace(self.views.get(uid, UNKNOWN), reachable=False, error="timed out")
@@ -413,7 +433,9 @@ class World:
 
     def all_serve(self, version: int) -> bool:
         """Whether every engine that is asked for answers from this version."""
-        return self.open_versions() == [version] * self.fleet.spec.replicas and len(self.pods) == self.fleet.spec.replicas
+        return (
+            self.open_versions() == [version] * self.fleet.spec.replicas and len(self.pods) == self.fleet.spec.replicas
+        )
 
     def in_phase(self, phase: Phase) -> bool:
         """Whether the update is recorded in this phase."""

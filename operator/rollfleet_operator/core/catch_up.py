@@ -62,6 +62,15 @@ class CatchUp:
                     self._tidy(engine, state)
             elif not busy(state, self.epoch):
                 self._lead(engine, state)
+            elif self._is_abandoned(state):
+                steps.cancel(self.epoch, engine, state, self.work)
+
+    def _is_abandoned(self, state: EngineState) -> bool:
+        """Whether what runs belongs to an update that was given up. A transfer runs out; its end is waited for."""
+        running = state.operation
+        if running is None or running.name not in (OperationName.PREPARE, OperationName.CLOSE):
+            return False
+        return running.version != self.committed.version or holds(state, self.committed)
 
     def _tidy(self, engine: Engine, state: EngineState) -> None:
         """An engine that serves holds on to nothing of an update that was given up."""

@@ -54,12 +54,15 @@ class Seat:
 def find_target(update: Update, target: Target) -> tuple[Engine | None, EngineState | None]:
     """The target's engine and state, as long as the process that the update began with may still run."""
     engine = update.world.by_name(target.name)
-    if engine is None or (engine.stopped and not engine.open):
+    if engine is None or engine.ended:
         return None, None
-    state = engine.state
-    if state is not None and (state.incarnation != target.incarnation or not state.alive):
+    state = engine.answering
+    if state is None and engine.stopped:
         return None, None
-    return engine, engine.answering
+    known = state or engine.state
+    if known is not None and (known.incarnation != target.incarnation or not known.alive):
+        return None, None
+    return engine, state
 
 
 def transfer(update: Update) -> Move:

@@ -27,7 +27,7 @@ from rollfleet_operator.api.weightversion import (
 from rollfleet_operator.core.changing import transfer, verify
 from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, with_record
 from rollfleet_operator.core.opening import largest_difference, opening
-from rollfleet_operator.core.policies import seconds_text
+from rollfleet_operator.core.policies import REOPENING_S, seconds_text
 from rollfleet_operator.core.preparing import prepare
 from rollfleet_operator.core.quiescing import quiesce
 from rollfleet_operator.core.reasons import Reason
@@ -299,10 +299,8 @@ def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:
         return Reason.WAITING_FOR_FLEET, ""
     if not world.usable:
         return Reason.NO_ENGINES, ""
-    closed = [
-        engine.name for engine, state in world.usable if engine.settled and holds(state, committed) and not engine.open
-    ]
-    if closed:
+    closed = [engine.name for engine, state in world.usable if holds(state, committed) and not engine.open]
+    if closed and not update.deadline(REOPENING_S).passed(update.now):
         return Reason.REOPENING, f"{', '.join(closed[:3])} must open first"
     return None, ""
 

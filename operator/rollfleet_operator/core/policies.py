@@ -7,13 +7,14 @@ BACKOFF_LONGEST_S = 30
 RESEND_S = 2.0  # a command whose effect is not seen after so long is given again; commands may be repeated
 PROGRESS_S = 1.0  # between two writes that tell nothing but progress
 OPENING_S = 60.0  # after the commit: how long an engine that does not answer keeps the update from being called Active
-CATCH_UP_RETRY_LIMIT = 20  # exponent bound, against absurd powers
+REOPENING_S = 10.0  # how long a new update lets engines reopen that the one before it closed
+EXPONENT_LIMIT = 20  # exponent bound, against absurd powers
 MAX_EPOCH_JUMP = 1000  # a guard further ahead than this of all others is not followed
 
 
 def backoff_s(failures: int) -> float:
     """Seconds to wait after so many failures: 1, 2, 4 ... 30."""
-    return float(min(BACKOFF_LONGEST_S, 2 ** min(max(failures, 1) - 1, CATCH_UP_RETRY_LIMIT)))
+    return float(min(BACKOFF_LONGEST_S, 2 ** min(max(failures, 1) - 1, EXPONENT_LIMIT)))
 
 
 def retry_at(since: datetime, attempt: int) -> datetime:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
+from math import isfinite
 
 from rollfleet_protocol.state import ProbeResult
 
@@ -22,7 +23,7 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
     """
     answers: list[Answer] = []
     for name, probe in probed:
-        if probe is None or not probe.logprobs:
+        if probe is None or not probe.logprobs or not all(isfinite(value) for value in probe.logprobs):
             return Disagreement(f"{name} has no answer to the probe")
         if answers and not _comparable(answers[0][1], probe):
             return Disagreement(f"{answers[0][0]} and {name} answered different probes")
@@ -30,7 +31,7 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
     if len(answers) < 2:
         return ""
     apart, one, other = max(_spread(answers, index) for index in range(len(answers[0][1].logprobs)))
-    if not Decimal(apart) <= limit:
+    if Decimal(apart) > limit:
         text = f"differ by {apart:.6g} in the log-probability of a probe token; allowed is {limit}"
         return Disagreement(f"{one} and {other} {text}")
     return f"{apart:.6g}"

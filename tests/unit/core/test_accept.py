@@ -1,0 +1,133 @@
+"""What is accepted, and which WeightVersion is in charge. Messages name the field."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rollfleet_operator.api.rolloutengine import EnvVar, Model
+from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
+from rollfleet_operator.api.weightversion import Source, SourceType
+from rollfleet_operator.core.accept import in_charge, judge_fleet, judge_orphan, judge_weight_version, path_fault
+from rollfleet_operator.core.reasons import Reason
+from tests.support.builders import (
+    NOW,
+    make_claim,
+    make_committed,
+    make_fleet,
+    make_settings,
+    make_weight_version,
+)
+
+HOST = VolumeSource(host_path={"path": "/data"})
+
+
+def volumes(**changes: Any) -> Volumes:
+    return Volumes(**({"model": make_claim("m"), "checkpoints": make_claim("c")} | changes))
+
+
+def extra(name: str, path: str) -> ExtraVolume:
+    return ExtraVolume(name=name, mount_path=path, source=make_claim("x"))
+
+
+FLEET_FAULTS = {
+    "a path that climbs": ({"model": Model(path="a/../b", served_name="p")}, "spec.model.path"),
+    "an absolute path": ({"model": Model(path="/a", served_name="p")}, "spec.model.path"),
+    "a volume of nothing": ({"volumes": volumes(model=VolumeSource())}, "spec.volumes.model"),
+    "a volume of two kinds": (
+        {"volumes": volumes(checkpoints=VolumeSource(host_path={"path": "/a"}, csi={"driver": "d"}))},
+        "spec.volumes.checkpoints",
+    ),
+    "a mount path twice": ({"volumes": volumes(extra=(extra("a", "/x"), extra("b", "/x")))}, "mountPath '/x'"),
+    "a variable of ours": ({"env": (EnvVar(name="PYTHONPATH", value="/x"),)}, "spec.env[PYTHONPATH]"),
+    "a variable twice": ({"env": (EnvVar(name="A"), EnvVar(name="A"))}, "spec.env has two entries"),
+    "the accelerator twice": ({"resources": {"limits": {"huawei.com/Ascend910": 1}}}, "spec.resources.limits"),
+}
+
+
+@pytest.mark.parametrize("case", FLEET_FAULTS)
+def test_a_fault_of_the_fleet_names_its_field(case: str) -> None:
+    spec, words = FLEET_FAULTS[case]
+    verdict = judge_fleet(make_fleet(**spec), make_settings())
+    assert (verdict.accepted, verdict.reason) == (False, Reason.INVALID_SPEC)
+    assert words in verdict.message
+
+
+def test_host_paths_are_accepted_only_where_they_are_allowed() -> None:
+    fleet = make_fleet(volumes=volumes(extra=(ExtraVolume(name="venv", mount_path="/venv", source=HOST),)))
+    refused = judge_fleet(fleet, make_settings())
+    assert (refused.accepted, refused.reason) == (False, Reason.HOST_PATH_NOT_ALLOWED)
+    assert "spec.volumes.extra[venv].source.hostPath" in refused.message
+    assert judge_fleet(fleet, make_settings(host_path_allowed=True)).accepted
+
+
+@pytest.mark.parametrize("path", ["step-1", "run/step-1", "a..b"])
+def test_paths_below_the_volume_are_fine(path: str) -> None:
+    assert path_fault(path) == ""
+
+
+@pytest.mark.parametrize("path", ["..", "a/..", "/a", "a//b", "./a", ".", "a\nb", ""])
+def test_paths_that_lead_elsewhere_are_not(path: str) -> None:
+    assert path_fault(path) != ""
+
+
+def test_the_whole_volume_is_a_model_but_no_checkpoint() -> None:
+    assert path_fault(".", dot=True) == ""
+    assert path_fault(".") != ""
+
+
+def test_the_older_is_in_charge_unless_the_committed_one_is_there() -> None:
+    older = make_weight_version(1, name="a", uid="uid-a", created=NOW)
+    newer = make_weight_version(2, name="b", uid="uid-b", created=NOW + timedelta(seconds=1))
+    assert in_charge((newer, older), None) is older
+    assert in_charge((newer, older), make_committed(2, weight_version_uid="uid-b")) is newer
+    assert in_charge((newer, older), make_committed(2, weight_version_uid="uid-gone")) is older
+    assert in_charge((), None) is None
+
+
+def test_one_that_is_being_deleted_is_not_in_charge() -> None:
+    going = make_weight_version(1)
+    going = going.model_copy(update={"metadata": going.metadata.model_copy(update={"deletion_timestamp": NOW})})
+    assert in_charge((going,), make_committed(1)) is None
+
+
+def test_a_second_weight_version_is_told_who_is_in_charge() -> None:
+    first, second = make_weight_version(1, name="first", uid="a"), make_weight_version(2, name="second", uid="b")
+    verdict = judge_weight_version(second, make_fleet(), first, None)
+    assert verdict.reason is Reason.ANOTHER_WEIGHT_VERSION
+    assert "spec.engineRef" in verdict.message
+    assert "'first'" in verdict.message
+
+
+@pytest.mark.parametrize(("version", "accepted"), [(4, False), (5, False), (6, True)])
+def test_a_version_must_exceed_the_committed_one(version: int, accepted: bool) -> None:
+    weight_version = make_weight_version(version, uid="another")
+    verdict = judge_weight_version(weight_version, make_fleet(), weight_version, make_committed(5))
+    assert verdict.accepted is accepted
+    if not accepted:
+        assert verdict.reason is Reason.VERSION_NOT_HIGHER
+        assert f"spec.version {version} must exceed 5" in verdict.message
+
+
+def test_the_committed_version_itself_stays_accepted() -> None:
+    weight_version = make_weight_version(5)
+    assert judge_weight_version(weight_version, make_fleet(), weight_version, make_committed(5)).accepted
+
+
+def test_a_checkpoint_needs_a_volume_and_a_path_below_it() -> None:
+    weight_version = make_weight_version(1, path="../secrets")
+    verdict = judge_weight_version(weight_version, make_fleet(), weight_version, None)
+    assert (verdict.reason, "spec.source.checkpoint.path" in verdict.message) == (Reason.INVALID_SPEC, True)
+    weight_version = make_weight_version(1)
+    without = make_fleet(volumes=volumes(checkpoints=None))
+    verdict = judge_weight_version(weight_version, without, weight_version, None)
+    assert "spec.volumes.checkpoints" in verdict.message
+    empty = make_weight_version(1, source=Source(type=SourceType.CHECKPOINT))
+    assert "spec.source.checkpoint" in judge_weight_version(empty, make_fleet(), empty, None).message
+
+
+def test_a_weight_version_without_a_fleet_names_the_reference() -> None:
+    verdict = judge_orphan(make_weight_version(1))
+    assert verdict.reason is Reason.ENGINE_NOT_FOUND
+    assert "spec.engineRef.name" in verdict.message
+    assert "'qwen'" in verdict.message
