@@ -19,7 +19,8 @@ def available(status: ConditionStatus, reason: str) -> Condition:
 
 
 def test_fleets_by_state_and_their_engines_vanish_with_them() -> None:
-    metrics, fleets = Metrics(), []
+    metrics = Metrics()
+    fleets: list[RolloutEngine] = []
     metrics.registry.register(FleetCollector(lambda: fleets, lambda: 3, lambda: 8))
     serving = RolloutEngineStatus(
         replicas=2,
