@@ -29,6 +29,7 @@ MARKER = ".rollfleet-complete"
 # torch with its libraries is 3 GB to download; the slowest link seen took 4 minutes.
 INSTALL_TIMEOUT_S = 3600
 CHECK_TIMEOUT_S = 300
+APT_TIMEOUT_S = 600
 # Raised when this file changes what it makes from the same requirements.
 RECIPE = 1
 
@@ -67,12 +68,23 @@ def say(text: str) -> None:
     print(f"vllm-venv: {text}", flush=True)
 
 
-def _require_interpreter() -> None:
+def _interpreter_fits() -> bool:
     probe = [str(INTERPRETER), "-c", "import sys, ensurepip, venv; assert sys.version_info[:2] == (3, 11)"]
-    if not INTERPRETER.exists() or subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode != 0:
+    return INTERPRETER.exists() and subprocess.run(probe, check=False, capture_output=True, timeout=60).returncode == 0
+
+
+def _require_interpreter() -> None:
+    if _interpreter_fits():
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        _run("package lists", ["apt-get", "update", "-q"], APT_TIMEOUT_S)
+        _run(
+            "python3 and its venv module", ["apt-get", "install", "-y", "-q", "python3", "python3-venv"], APT_TIMEOUT_S
+        )
+    if not _interpreter_fits():
         raise VenvError(
             f"{INTERPRETER} must be Python 3.11 with the venv module (Debian 12): "
-            "run `apt-get update && apt-get install -y python3 python3-venv`"
+            "run `apt-get update && apt-get install -y python3 python3-venv` as root"
         )
 
 
