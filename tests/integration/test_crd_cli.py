@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from examples.demo.manifests import EngineKind, rollout_engine, weight_version
 from rollfleet_operator.api.meta import Condition, ConditionStatus
 from rollfleet_operator.api.rolloutengine import Committed, LastFinished, Outcome, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import FailedEngine, Phase, Progress, WeightVersionStatus
-from tests.support.crds import installed_crds, temporary_namespace
+from tests.support.crds import installed_crds, no_operator, temporary_namespace
 from tests.support.kubectl import get, kubectl
 
 pytestmark = pytest.mark.integration
@@ -26,7 +27,7 @@ WORDS = "model-00002-of-00002.safetensors ends after 17 of 64 bytes"
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    with installed_crds(), temporary_namespace("cli") as name:
+    with no_operator(), installed_crds(), temporary_namespace("cli") as name:
         yield name
 
 
@@ -124,6 +125,27 @@ def test_watch_tells_each_step_once_and_ends_when_active(namespace: str, fleet: 
         process.kill()
         process.communicate()
     assert len([line for line in lines if "Preparing" in line]) == 1
+
+
+def test_watch_draws_a_table_on_a_terminal(namespace: str, fleet: str) -> None:
+    write_update(fleet, namespace, Phase.ACTIVE)
+    ours, theirs = pty.openpty()
+    arguments = command("watch", fleet, "-n", namespace, "--until-active", "2", "--timeout", "30")
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    with subprocess.Popen(arguments, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        drawn = b"".join(iter(lambda: _read_terminal(ours), b"")).decode()
+        assert process.wait(timeout=LINE_S) == 0, drawn
+    os.close(ours)
+    assert "ENGINE" in drawn
+    assert "\x1b[32mActive" in drawn, "green on a terminal"
+
+
+def _read_terminal(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:  # EIO: the other side is closed
+        return b""
 
 
 def test_watch_ends_with_4_when_the_version_failed(namespace: str, fleet: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
-from tests.support.crds import installed_crds, temporary_namespace
+from tests.support.crds import installed_crds, no_operator, temporary_namespace
 from tests.support.kubectl import KubectlError, Object, get, kubectl
 from tests.support.objects import full_fleet_status, full_weight_version_status
 
@@ -19,7 +19,7 @@ Change = Callable[[Object], Any]
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[str]:
-    with installed_crds(), temporary_namespace("crd") as name:
+    with no_operator(), installed_crds(), temporary_namespace("crd") as name:
         yield name
 
 

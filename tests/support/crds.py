@@ -1,4 +1,4 @@
-"""Our CRDs in a cluster, and a namespace to try objects in."""
+"""Our CRDs in a cluster, a namespace to try objects in, and nobody else at work on them."""
 
 import json
 import secrets
@@ -28,6 +28,27 @@ def installed_crds() -> Iterator[None]:
     finally:
         for name in made:
             kubectl("delete", "crd", name, "--wait=false")
+
+
+@contextmanager
+def no_operator() -> Iterator[None]:
+    """Operators that charts have installed would write the status that a test writes: they rest meanwhile."""
+    label = "app.kubernetes.io/part-of=rollfleet"
+    listed = json.loads(kubectl("get", "deployments", "--all-namespaces", "--selector", label, "--output", "json"))
+    running = [
+        (item["metadata"]["namespace"], item["metadata"]["name"], item["spec"]["replicas"])
+        for item in listed["items"]
+        if item["spec"]["replicas"]
+    ]
+    for namespace, name, _ in running:
+        kubectl("scale", "deployment", name, "--namespace", namespace, "--replicas=0")
+        selector = "app.kubernetes.io/name=rollfleet"
+        kubectl("wait", "--for=delete", "pods", "--selector", selector, "--namespace", namespace, "--timeout=50s")
+    try:
+        yield
+    finally:
+        for namespace, name, replicas in running:
+            kubectl("scale", "deployment", name, "--namespace", namespace, f"--replicas={replicas}")
 
 
 @contextmanager
