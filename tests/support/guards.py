@@ -339,14 +339,16 @@ async def until(service: GuardService, wanted: Callable[[EngineState], bool], ti
         return state
 
 
-async def eventually(wanted: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0) -> None:
+async def eventually(
+    wanted: Callable[[], bool | Awaitable[bool]], timeout_s: float = 10.0, every_s: float = 0.005
+) -> None:
     """Look until it is so; fails after so long (of the loop's time)."""
     async with asyncio.timeout(timeout_s):
         while True:
             found = wanted()
             if found if isinstance(found, bool) else await found:
                 return
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(every_s)
 
 
 def engine_error(reason: FailureReason, message: str = "told by the engine", *, touched: bool = False) -> EngineError:

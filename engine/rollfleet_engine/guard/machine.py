@@ -48,7 +48,7 @@ from rollfleet_protocol.state import (
 def decide(state: GuardState, event: Event, now: float, in_flight: int = 0) -> Decision:
     """What follows from the event. `now` is monotonic seconds."""
     decision = obey(state, event, now, in_flight) if isinstance(event, Command) else _apply(event, state, now)
-    if decision.state.told() != state.told():
+    if decision.state is not state and decision.state.told() != state.told():
         return replace(decision, state=replace(decision.state, sequence=state.sequence + 1))
     return decision
 

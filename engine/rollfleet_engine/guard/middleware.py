@@ -5,7 +5,7 @@ import importlib
 import os
 from collections.abc import Callable
 
-from rollfleet_engine.guard.answers import AsgiApp, Receive, Scope, Send
+from rollfleet_engine.guard.answers import AsgiApp, Message, Receive, Scope, Send
 from rollfleet_engine.guard.checkpoints import CheckpointStager, Stager
 from rollfleet_engine.guard.control import ControlApp
 from rollfleet_engine.guard.identity import ServiceAccountVerifier, Verifier
@@ -108,8 +108,14 @@ class GuardedApp:
             self._log.write("guard.start_failed", error=f"{type(error).__name__}: {error}")
             await send({"type": "lifespan.startup.failed", "message": f"the guard could not start: {error}"})
             return
+
+        async def stop_first(message: Message) -> None:
+            if message["type"] in ("lifespan.shutdown.complete", "lifespan.shutdown.failed"):
+                await self.stop()  # the server ends its loop as soon as it hears of it
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, stop_first)
         finally:
             await self.stop()
 

@@ -165,6 +165,10 @@ def _known(method: str, path: str) -> bool:
 def _walk(routes: Iterable[Any], prefix: str) -> Iterator[tuple[str, str]]:
     """Every (method, path); a mounted application that has no routes of its own is one path that takes anything."""
     for route in routes:
+        included = getattr(route, "effective_candidates", None)  # FastAPI 0.16x keeps included routers as branches
+        if included is not None:
+            yield from _walk(included(), prefix)
+            continue
         path = prefix + getattr(route, "path", "")
         inner = getattr(route, "routes", None)
         methods = getattr(route, "methods", None)

@@ -372,4 +372,4 @@ class GuardMachine(RuleBasedStateMachine):
 
 
 TestGuardMachine = GuardMachine.TestCase
-TestGuardMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestGuardMachine.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -1,0 +1,210 @@
+"""The control port's application: who gets in, what is answered, and in what bounds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from rollfleet_engine.guard.control import COMMANDS, LARGEST_BODY, ControlApp
+from rollfleet_engine.guard.routes import ROUTES, RouteClass
+from rollfleet_protocol.refusals import Refusal, RefusalReason
+from rollfleet_protocol.state import EngineState, Gate
+from tests.support.guards import OPERATOR, OPERATOR_TOKEN, TOKENS, Guarded, MemoryVerifier, eventually
+
+STATE = "/rollfleet/v1/state"
+IDENTIFIED = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
+
+
+@pytest.fixture
+async def client(guarded: Guarded) -> AsyncIterator[httpx.AsyncClient]:
+    app = ControlApp(guarded.service, MemoryVerifier(), OPERATOR, guarded.log)
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="https://guard", headers=IDENTIFIED) as client:
+        yield client
+
+
+def reason_of(answer: httpx.Response) -> RefusalReason:
+    refused = Refusal.model_validate_json(answer.content)
+    assert refused.error.code == answer.status_code
+    assert refused.error.message
+    return refused.error.reason
+
+
+def verify_0(guarded: Guarded, **changes: object) -> dict[str, object]:
+    incarnation = guarded.service.incarnation
+    return {"incarnation": incarnation, "epoch": 1, "version": 0, "probeTokens": TOKENS, "deadlineSeconds": 5} | changes
+
+
+@pytest.mark.parametrize(
+    "path", [STATE, "/rollfleet/v1/open", "/pause", "/collective_rpc", "/v1/completions", "/", "/x"]
+)
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Basic b3BlcmF0b3I6", 401),
+        ("Bearer ", 401),
+        ("Bearer rubbish", 401),
+        (f"Bearer {OPERATOR.subject}/another-uid", 403),
+        ("Bearer system:serviceaccount:rl:grpo/trainer-uid", 403),
+    ],
+)
+async def test_nobody_else_gets_in(
+    client: httpx.AsyncClient, guarded: Guarded, path: str, header: str | None, status: int
+) -> None:
+    del client.headers["Authorization"]
+    before = guarded.state.sequence
+    for method in ("GET", "POST"):
+        answer = await client.request(method, path, headers={} if header is None else {"Authorization": header})
+        assert answer.status_code == status
+        expected = RefusalReason.UNAUTHENTICATED if status == 401 else RefusalReason.FORBIDDEN
+        assert reason_of(answer) is expected
+    assert guarded.state.sequence == before
+
+
+async def test_two_identities_at_once_are_none(client: httpx.AsyncClient) -> None:
+    headers = [("Authorization", f"Bearer {OPERATOR_TOKEN}"), ("Authorization", "Bearer x/y")]
+    del client.headers["Authorization"]
+    assert (await client.get(STATE, headers=headers)).status_code == 401
+
+
+async def test_the_state_is_told(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    answer = await client.get(STATE)
+    assert answer.status_code == 200
+    assert EngineState.model_validate_json(answer.content).incarnation == guarded.service.incarnation
+
+
+@pytest.mark.parametrize(
+    "query", ["after=x", "waitSeconds=x", "after=1&waitSeconds=56", "waitSeconds=-1", "waitSeconds=nan"]
+)
+async def test_bad_polls_are_refused(client: httpx.AsyncClient, query: str) -> None:
+    assert reason_of(await client.get(f"{STATE}?{query}")) is RefusalReason.INVALID_REQUEST
+
+
+async def test_a_long_poll_returns_at_the_next_change(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    polling = asyncio.create_task(client.get(STATE, params={"after": guarded.state.sequence, "waitSeconds": 55}))
+    await eventually(lambda: guarded.service._followers == 1)
+    answer = await client.post("/rollfleet/v1/verify", json=verify_0(guarded))
+    assert answer.status_code == 202
+    assert EngineState.model_validate_json((await polling).content).operation is not None
+
+
+async def test_a_verified_engine_is_opened_at_once(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    await client.post("/rollfleet/v1/verify", json=verify_0(guarded))
+    await guarded.ended()
+    body = {"incarnation": guarded.service.incarnation, "epoch": 1, "version": 0}
+    answer = await client.post("/rollfleet/v1/open", json=body)
+    assert answer.status_code == 200
+    assert EngineState.model_validate_json(answer.content).gate is Gate.OPEN
+
+
+async def test_refusals_name_their_reason(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    me = guarded.service.incarnation
+    asked = {
+        RefusalReason.WRONG_INCARNATION: ("open", {"incarnation": "another", "epoch": 1, "version": 0}),
+        RefusalReason.NOT_VERIFIED: ("open", {"incarnation": me, "epoch": 7, "version": 0}),
+        RefusalReason.STALE_EPOCH: ("cancel", {"incarnation": me, "epoch": 6}),
+        RefusalReason.ORDER_VIOLATION: ("arm", {"incarnation": me, "epoch": 7}),
+    }
+    for reason, (command, body) in asked.items():
+        answer = await client.post(f"/rollfleet/v1/{command}", json=body)
+        assert answer.status_code == 409
+        assert reason_of(answer) is reason
+
+
+BAD_BODIES = {
+    "nothing": b"",
+    "not JSON": b"{",
+    "a list": b"[]",
+    "an unknown field": b'{"incarnation": "x", "epoch": 1, "versoin": 0, "version": 0}',
+    "no epoch": b'{"incarnation": "x", "version": 0}',
+    "epoch 0": b'{"incarnation": "x", "epoch": 0, "version": 0}',
+    "a negative version": b'{"incarnation": "x", "epoch": 1, "version": -1}',
+    "pickle": b"\x80\x04\x95",
+}
+
+
+@pytest.mark.parametrize("body", BAD_BODIES.values(), ids=BAD_BODIES)
+async def test_bad_bodies_are_refused(client: httpx.AsyncClient, body: bytes) -> None:
+    answer = await client.post("/rollfleet/v1/open", content=body)
+    assert answer.status_code == 400
+    assert reason_of(answer) is RefusalReason.INVALID_REQUEST
+
+
+async def test_the_field_that_is_wrong_is_named(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    answer = await client.post("/rollfleet/v1/verify", json=verify_0(guarded, probeTokens=[1]))
+    assert "probeTokens" in answer.json()["error"]["message"]
+
+
+async def test_bodies_are_bounded(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/rollfleet/v1/open", content=b" " * (LARGEST_BODY + 1))
+    assert answer.status_code == 413
+    assert reason_of(answer) is RefusalReason.TOO_LARGE
+
+
+@pytest.mark.looptime
+async def test_a_body_that_never_comes_is_given_up(guarded: Guarded) -> None:
+    app = ControlApp(guarded.service, MemoryVerifier(), OPERATOR, guarded.log)
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        return await asyncio.Event().wait()  # type: ignore[return-value]
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", IDENTIFIED["Authorization"].encode())]
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/rollfleet/v1/open",
+        "headers": headers,
+        "query_string": b"",
+        "root_path": "",
+        "server": ("guard", 8001),
+        "scheme": "https",
+        "http_version": "1.1",
+    }
+    await app(scope, receive, send)
+    assert sent[0]["status"] == 400
+
+
+CONTROL_ROUTES = sorted(route for route, kind in ROUTES.items() if kind is RouteClass.CONTROL)
+
+
+@pytest.mark.parametrize(("method", "path"), CONTROL_ROUTES)
+async def test_native_control_routes_answer_with_the_cure(client: httpx.AsyncClient, method: str, path: str) -> None:
+    answer = await client.request(method, path)
+    assert answer.status_code == 409
+    assert reason_of(answer) is RefusalReason.ORDER_VIOLATION
+    assert answer.json()["error"]["message"].startswith(f"{path} of the engine is closed to everybody: ")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/health", "/metrics", "/", "/rollfleet/v1", "/rollfleet/v1/state/"]
+)
+async def test_nothing_else_is_on_the_control_port(client: httpx.AsyncClient, path: str) -> None:
+    for method in ("GET", "POST"):
+        assert reason_of(await client.request(method, path)) is RefusalReason.NOT_FOUND
+
+
+async def test_every_command_is_logged_with_caller_and_outcome(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    await client.post("/rollfleet/v1/verify", json=verify_0(guarded))
+    await client.post("/rollfleet/v1/cancel", json={"incarnation": "another", "epoch": 5})
+    lines = guarded.lines("control")
+    assert [(line["command"], line["epoch"], line["outcome"], line["status"]) for line in lines] == [
+        ("verify", 1, "Accepted", 202),
+        ("cancel", 5, "WrongIncarnation", 409),
+    ]
+    assert {line["caller"] for line in lines} == {OPERATOR.subject}
+
+
+async def test_strangers_cannot_fill_the_log(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    for _ in range(100):
+        await client.get(STATE, headers={"Authorization": "Bearer x"})
+    assert 1 <= len(guarded.lines("control.denied")) < 100
+
+
+def test_there_is_a_route_for_each_command() -> None:
+    assert {model.__name__.lower() for model in COMMANDS.values()} == set(COMMANDS)
