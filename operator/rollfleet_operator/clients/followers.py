@@ -5,6 +5,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
@@ -51,6 +52,7 @@ class Follower:
         self._retired: dict[str, None] = {}  # incarnations that are over, oldest first
         self._commanded_epoch = 0
         self._hurry = asyncio.Event()
+        self.heard = asyncio.Event()  # set once the guard answered or could not be reached
         self._failures = 0
 
     async def run(self) -> None:
@@ -91,6 +93,7 @@ class Follower:
         self.view = replace(self.view, state=state, reachable=True, last_contact=self._clock(), error="")
         if _failed_anew(known, state):
             self._set_back()
+        self.heard.set()
         if is_news:
             self._on_change()
 
@@ -98,6 +101,7 @@ class Follower:
         """The guard could not be reached, or answered what no guard answers."""
         is_news = self.view.reachable or self.view.error != text
         self.view = replace(self.view, reachable=False, error=text)
+        self.heard.set()
         if is_news:
             self._on_change()
 
@@ -203,6 +207,13 @@ class Followers:
     def views(self, key: str) -> dict[str, GuardView]:
         """What is known, by pod uid."""
         return {uid: follower.view for uid, (follower, _) in self._followers.get(key, {}).items()}
+
+    async def first_words(self, key: str, within_s: float) -> None:
+        """Wait until every guard of the fleet has been heard of, at most so long."""
+        waits = [follower.heard.wait() for follower, _ in self._followers.get(key, {}).values()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await asyncio.gather(*waits)
 
     def hurry(self, key: str, pod_uid: str) -> None:
         """Ask this guard now: its pod changed."""

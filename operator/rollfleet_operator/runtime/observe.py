@@ -16,6 +16,8 @@ from rollfleet_operator.runtime.store import split_key
 from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
 
+FIRST_WORDS_S = 2.0  # that the first pass over a fleet waits for its guards
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -52,6 +54,7 @@ class Observer:
         self._records = records
         self._settings = settings
         self._uptime = uptime
+        self._met: dict[str, None] = {}  # fleets (by uid) that this process has looked at
 
     async def read(self, key: str) -> Read:
         """The fleet and the WeightVersions that name it."""
@@ -64,6 +67,8 @@ class Observer:
             self._uptime.lost()
             raise
         self._uptime.seen()
+        if fleet is None:
+            self._met.pop(self._records.fleets.uid(key), None)
         named = {item["metadata"]["name"]: item for item in listing.items if _names(item, name)}
         return Read(fleet, named)
 
@@ -74,6 +79,10 @@ class Observer:
         ca_bundle = await self._certificates.ensure(fleet)
         pods = self._records.pods.pods(key)
         self._records.followers.ensure(key, identity_of(fleet), pods)
+        if fleet.metadata.uid not in self._met:
+            # After a restart the first thing that is said of a fleet must not be that nobody knows its engines.
+            await self._records.followers.first_words(key, FIRST_WORDS_S)
+            self._met[fleet.metadata.uid] = None
         observed = Observed(
             fleet=fleet,
             weight_versions=tuple(parse_weight_version(manifest) for manifest in read.weight_versions.values()),

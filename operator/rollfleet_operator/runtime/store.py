@@ -138,6 +138,11 @@ class FleetStore:
         """Keys of what is known now."""
         return set(self._fleets)
 
+    def uid(self, key: str) -> str:
+        """Uid of a fleet; empty where it is not known."""
+        fleet = self._fleets.get(key)
+        return "" if fleet is None else fleet.metadata.uid
+
     def uids(self) -> set[str]:
         """Uids of what is known now."""
         return {fleet.metadata.uid for fleet in self._fleets.values()}
