@@ -131,19 +131,29 @@ def build_images(*, local: bool) -> Images:
 def make_models(venv: Path) -> Models:
     """The tiny models, made once and kept outside the tree; the folder's name carries a hash of the tool."""
     tool = ROOT / "engine/rollfleet_engine/tools"
-    content = b"".join(path.read_bytes() for path in sorted(tool.glob("*.py")))
+    content = b"2".join(path.read_bytes() for path in sorted(tool.glob("*.py")))
     root = vllm_venv.cache_root() / f"models-{hashlib.sha256(content).hexdigest()[:12]}"
     arguments = ("-m", "rollfleet_engine.tools.tiny_model")
     count = ("--checkpoints", str(CHECKPOINTS))
     for name, python, extra in (
         ("real", str(venv / "bin/python"), ("--shards", "2")),
-        ("simulated", sys.executable, ("--simulated",)),
+        ("simulated", sys.executable, ("--simulated", "--shards", "2")),
     ):
         target, unfinished = root / name, root / f"{name}.{os.getpid()}"
         if target.exists():
             continue
         with step(f"making the tiny model ({name})"):
-            run("env", "PYTHONPATH=engine:kernels", python, *arguments, str(unfinished), *count, *extra, quiet=True)
+            run(
+                "env",
+                "PYTHONPATH=engine:kernels",
+                "OMP_NUM_THREADS=1",
+                python,
+                *arguments,
+                str(unfinished),
+                *count,
+                *extra,
+                quiet=True,
+            )
             unfinished.rename(target)
     return Models(real=root / "real", simulated=root / "simulated")
 

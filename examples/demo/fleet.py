@@ -51,7 +51,9 @@ class Fleet:
         )
 
     async def url(self) -> str:
-        """Where clients of this machine reach the router."""
+        """Where clients of this machine reach the router, once it is up."""
+        rollout = ("rollout", "status", f"deployment/{self.name}-router", "-n", self.namespace, "--timeout=120s")
+        await kubectl(*rollout, timeout_s=130)
         given = os.environ.get("ROLLFLEET_DEMO_URL")
         if given:
             return given

@@ -1,6 +1,8 @@
 """C11: a broken checkpoint is found in Preparing; the fleet goes on serving, and the message names the culprit."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ REPLICAS = 2
 CASES: dict[str, tuple[Callable[[Path], str] | None, str]] = {
     "missing path": (None, "step-1"),
     "half-written": (damage.half_written, "step-1"),
-    "absent shard": (damage.absent_shard, "step-1"),
+    "absent shard": (damage.missing_shard, "step-1"),
     "truncated shard": (damage.truncated_shard, "step-1"),
     "renamed tensor": (damage.renamed_tensor, "step-1"),
 }
@@ -23,7 +25,7 @@ CASES: dict[str, tuple[Callable[[Path], str] | None, str]] = {
 @pytest.fixture
 async def serving_fleet(environment: Environment, fleet: Fleet, own_models: Path) -> Fleet:
     kind = environment.simulated()
-    await fleet.create(kind.__class__(image=kind.image, models=own_models), REPLICAS)
+    await fleet.create(replace(kind, models=own_models), REPLICAS)
     await fleet.serving(REPLICAS)
     return fleet
 
@@ -35,7 +37,7 @@ async def test_c11_broken_checkpoints_never_pause_the_fleet(serving_fleet: Fleet
         folder = own_models / f"case-{version}"
         culprit = f"case-{version}"
         if break_it is not None:
-            damage.copy(own_models / path, folder)
+            shutil.copytree(own_models / path, folder)
             culprit = break_it(folder)
         await fleet.bump(version, folder.name, deadlines=deadlines)
         document = await fleet.finished(version, timeout_s=60)
