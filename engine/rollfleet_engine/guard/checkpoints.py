@@ -35,7 +35,7 @@ class CheckpointStager:
 
     async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
         """As Stager says."""
-        root = self._root(source.root)
+        root = self._root(source)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[StagedCheckpoint] = loop.create_future()
         cancelled = threading.Event()
@@ -71,8 +71,11 @@ class CheckpointStager:
         finally:
             cancelled.set()
 
-    def _root(self, root: CheckpointRoot) -> Path:
-        if root is CheckpointRoot.MODEL:
+    def _root(self, source: CheckpointSource) -> Path:
+        if source.root is CheckpointRoot.MODEL:
+            if source.path != ".":
+                message = f'{source.path!r}: of model.path only "." itself is a checkpoint'
+                raise EngineError(FailureReason.CHECKPOINT_INVALID, message)
             return self._model
         if self._checkpoints is None:
             message = "this engine has no checkpoints volume: set spec.volumes.checkpoints of the RolloutEngine"

@@ -1,7 +1,6 @@
 """The control port: who may, what is asked, what came of it. TLS and the listener are the lifecycle's."""
 
 import asyncio
-import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -224,7 +223,7 @@ class _Denials:
         self._log.write(
             "control.denied",
             peer=peer[0] if peer else "",
-            path=json.dumps(scope["path"][:200]),
+            path=scope["path"][:200],
             status=status,
             message=message,
             **details,

@@ -76,6 +76,7 @@ class ControlServer:
             host=self._config.bind_address,
             port=self._config.control_port,
             interface="asgi3",
+            http="h11",  # bounds what a stranger may send before the end of the headers
             lifespan="off",
             ws="none",
             log_config=None,

@@ -70,6 +70,7 @@ class Operations:
         log: GuardLog,
         state: Callable[[], GuardState],
         report: Callable[[Event], None],
+        require_no_crash: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self._adapter = adapter
         self._stager = stager
@@ -77,6 +78,7 @@ class Operations:
         self._log = log
         self._state = state
         self._report = report
+        self._require_no_crash = require_no_crash
         self._staged: StagedCheckpoint | None = None
         self._task: asyncio.Task[None] | None = None
         self._task_of = 0  # operation id
@@ -84,6 +86,7 @@ class Operations:
     def start(self, operation: OperationRecord) -> None:
         """Begin, once the task before has ended."""
         self._task = asyncio.create_task(self._run(operation, self._task), name=f"rollfleet-{operation.name}")
+        self._task.add_done_callback(self._require_no_crash)
         self._task_of = operation.id
 
     def cancel(self, operation_id: int) -> None:

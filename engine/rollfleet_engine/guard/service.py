@@ -54,7 +54,9 @@ class GuardService:
         self._turnstile = turnstile
         self._log = log
         self._state = GuardState(incarnation=uuid.uuid4().hex)
-        self._operations = Operations(adapter, stager, turnstile, log, lambda: self._state, self._report)
+        self._operations = Operations(
+            adapter, stager, turnstile, log, lambda: self._state, self._report, self._require_no_crash
+        )
         self._changed = asyncio.Event()
         self._followers = 0
         self._timer: asyncio.Task[None] | None = None
@@ -65,19 +67,24 @@ class GuardService:
     def start(self) -> None:
         """Begin to watch the clock and the core."""
         self._timer = asyncio.create_task(self._watch(), name="rollfleet-guard-timer")
+        self._timer.add_done_callback(self._require_no_crash)
 
     async def stop(self) -> None:
         """The process ends."""
         if self._timer is not None:
             self._timer.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._timer
+            await asyncio.wait({self._timer})
         await self._operations.stop(timeout_s=1.0)
 
     def break_down(self, why: str) -> None:
         """The guard can no longer be controlled: let the kubelet restart the container."""
         self._broken = why
         self._log.write("guard.broken", why=why)
+
+    def _require_no_crash(self, task: asyncio.Task[None]) -> None:
+        """A guard that has lost its timer, or the end of an operation, keeps no promise any more."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.break_down(f"{task.get_name()} crashed: {type(error).__name__}: {error}")
 
     async def _watch(self) -> None:
         while True:

@@ -76,6 +76,7 @@ class World:
     paused: bool = False
     pauses: int = 0
     resumes: int = 0
+    resident: str | None = None  # digest of what the engine holds; None: the model as it was loaded
     touched: bool = False  # a transfer began, and no verification ended well since
     was_open: bool = False  # when the gate closed last
     armed_since_closed: bool = False
@@ -104,7 +105,8 @@ class GuardMachine(RuleBasedStateMachine):
             if isinstance(effect, Start):
                 task = Task(effect.operation, self.steps(effect.operation))
                 self.world.tasks.append(task)
-                self.world.touched |= effect.operation.name is OperationName.TRANSFER
+                if effect.operation.name is OperationName.TRANSFER:
+                    self.world.touched = True
             if isinstance(effect, CancelOperation):
                 for task in self.world.tasks:
                     task.cancelled |= task.operation.id == effect.operation_id
@@ -143,6 +145,7 @@ class GuardMachine(RuleBasedStateMachine):
             self.in_flight = 0
             yield Ended(operation.id)
         elif isinstance(command, Transfer):
+            self.world.resident = command.digest
             yield Ended(
                 operation.id,
                 Transferred(
@@ -304,6 +307,8 @@ class GuardMachine(RuleBasedStateMachine):
         if task is None or task.cancelled:
             return
         self.world.tasks.pop(0)
+        if task.operation.name is OperationName.TRANSFER and touched:
+            self.world.resident = "some of it"
         self.apply(Failed(task.operation.id, FAILURE, touched))
         if task.operation.name is OperationName.TRANSFER and not touched and task.operation.epoch == self.state.epoch:
             self.world.touched = self.state.weights.state is not WeightsState.VERIFIED
@@ -333,6 +338,7 @@ class GuardMachine(RuleBasedStateMachine):
         state = self.state
         if state.gate is Gate.OPEN:
             assert state.weights.state is WeightsState.VERIFIED
+            assert state.weights.digest == self.world.resident
             assert not state.paused
             assert not self.world.paused
             assert state.alive

@@ -371,6 +371,15 @@ async def test_draining_waits_then_aborts_then_cuts(guarded: Guarded) -> None:
         await guarded.open(1, 0)
 
 
+async def test_silence_does_not_reopen_what_is_drained_or_dead(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    await guarded.close(2, 1)
+    await guarded.service.drain(1.0)
+    await asyncio.sleep(2 * SILENCE_S)
+    assert guarded.state.gate is Gate.CLOSED
+    assert (await guarded.cancel(2)).gate is Gate.CLOSED
+
+
 async def test_draining_an_idle_engine_returns_at_once(guarded: Guarded) -> None:
     await guarded.serve_initial()
     loop = asyncio.get_running_loop()
@@ -444,3 +453,16 @@ async def test_verifying_what_is_verified_again_under_a_newer_epoch_probes_again
     )
     with pytest.raises(RejectedError):
         await guarded.service.command(command)
+
+
+async def test_a_guard_that_loses_its_timer_is_not_live(guarded: Guarded) -> None:
+    await guarded.serve_initial()
+    assert guarded.service.why_not_live() == ""
+
+    def broken() -> bool:
+        raise ZeroDivisionError("in alive")
+
+    sound, guarded.engine.alive = guarded.engine.alive, broken  # type: ignore[method-assign]
+    await eventually(lambda: bool(guarded.lines("guard.broken")))
+    guarded.engine.alive = sound  # type: ignore[method-assign]
+    assert guarded.service.why_not_live() == "rollfleet-guard-timer crashed: ZeroDivisionError: in alive"
