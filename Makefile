@@ -76,7 +76,7 @@ charts: cluster ## the chart: render matrix, strict values, rights
 
 .PHONY: contract
 contract: vllm-venv ## one suite against the simulator and against real vLLM, and vLLM's inside
-	@$(PYTEST) tests/contract tests/vllm -q
+	@$(PYTEST) tests/contract tests/vllm tests/kernels -q
 
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server
