@@ -16,16 +16,11 @@ from tests.support.waiting import until
 
 KINDS_OF_RIGHTS = ("ServiceAccount", "Role", "RoleBinding")
 WATCHED_BY_KOPF = {("watch", "rolloutengines"), ("watch", "weightversions"), ("watch", "pods")}
-# What these tests give no reason to do: a pod is read after a clash of names only, and children other than pods are
+# What this test gives no reason to do: objects are read one by one after a clash only, and children other than pods are
 # deleted by the garbage collector unless the fleet wants them no more.
-UNUSED_HERE = (
-    {("get", "pods")}
-    | {("delete", "services"), ("delete", "serviceaccounts"), ("delete", "roles")}
-    | {
-        ("delete", "rolebindings"),
-        ("delete", "deployments"),
-    }
-)
+UNUSED_HERE = {("get", kind) for kind in ("pods", "weightversions")} | {
+    ("delete", kind) for kind in ("services", "serviceaccounts", "roles", "rolebindings", "deployments")
+}
 REQUEST = re.compile(r'rollfleet_kubernetes_request_seconds_count\{outcome="(\w+)",resource="([\w/]+)",verb="(\w+)"\}')
 
 

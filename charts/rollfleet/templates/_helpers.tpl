@@ -37,11 +37,8 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- /* What the operator does in every namespace with fleets: exactly these verbs; runtime/permissions.py has the same list. */ -}}
 {{- define "rollfleet.fleetRules" -}}
 - apiGroups: [rollfleet.io]
-  resources: [rolloutengines]
+  resources: [rolloutengines, weightversions]
   verbs: [get, list, watch]
-- apiGroups: [rollfleet.io]
-  resources: [weightversions]
-  verbs: [list, watch]
 - apiGroups: [rollfleet.io]
   resources: [rolloutengines/status, weightversions/status]
   verbs: [update]

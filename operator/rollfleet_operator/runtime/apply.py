@@ -29,6 +29,7 @@ from rollfleet_operator.ports import (
     Cluster,
     Manifest,
     Meter,
+    Resource,
     child_resource,
 )
 from rollfleet_operator.runtime.observe import Seen
@@ -37,6 +38,7 @@ from rollfleet_operator.runtime.records import Records
 logger = logging.getLogger(__name__)
 
 MAX_POD_CALLS = 32  # at once
+MAX_REBASES = 8  # of one status write
 CALL_GRACE_S = 2.0  # that a pass waits for guards; those that are slower go on beside it, within their own deadline
 ENDED = (Phase.ACTIVE, Phase.FAILED, Phase.SUPERSEDED)
 
@@ -96,9 +98,8 @@ class Applier:
         write, fleet = work.decision.fleet_status, work.seen.observed.fleet
         if write is None or write.status == fleet.status:
             return
-        answer = await self._cluster.replace_status(ROLLOUT_ENGINES, _with_status(work.seen.fleet, write.status.dump()))
+        await self._replace_status(ROLLOUT_ENGINES, work.seen.fleet, write.status.dump())
         self._records.fleets.put(fleet.model_copy(update={"status": write.status}))
-        logger.debug("status of %s written at resourceVersion %s", work.key, answer["metadata"]["resourceVersion"])
 
     async def _write_weight_version(self, work: _Work, write: WeightVersionStatusWrite) -> None:
         known = next(one for one in work.seen.observed.weight_versions if one.metadata.name == write.name)
@@ -107,8 +108,27 @@ class Applier:
     async def _replace_version(self, manifest: Manifest, known: WeightVersion, write: WeightVersionStatusWrite) -> None:
         if write.status == known.status:
             return
-        await self._cluster.replace_status(WEIGHT_VERSIONS, _with_status(manifest, write.status.dump()))
+        await self._replace_status(WEIGHT_VERSIONS, manifest, write.status.dump())
         self._measure(known.metadata.namespace, write.name, known.status, write.status)
+
+    async def _replace_status(self, resource: Resource, manifest: Manifest, status: Manifest) -> None:
+        """Write over exactly the spec and status that the decision was made on.
+
+        A writer of labels and annotations moves the resourceVersion too, and must not be able to keep us from writing:
+        where only such things have changed, the write is tried again on top of them, still with a resourceVersion.
+        """
+        base = manifest
+        for _ in range(MAX_REBASES):
+            try:
+                await self._cluster.replace_status(resource, _with_status(base, status))
+            except Conflict:
+                metadata = base["metadata"]
+                base = await self._cluster.get(resource, metadata["namespace"], metadata["name"])
+                if _decided_on(base) != _decided_on(manifest):
+                    raise
+            else:
+                return
+        raise Conflict(f"{resource.kind} {manifest['metadata']['name']}: others write to it without a pause")
 
     def _measure(self, namespace: str, name: str, before: WeightVersionStatus, after: WeightVersionStatus) -> None:
         same_update = (before.version, before.attempt) == (after.version, after.attempt)
@@ -202,6 +222,12 @@ class Applier:
             if not task.cancelled() and task.result() != "ok":
                 call = tasks[task]
                 logger.info("%s to %s: %s", type(call.command).__name__, call.pod, task.result())
+
+
+def _decided_on(manifest: Manifest) -> tuple[object, ...]:
+    """What a decision depends on, of the object whose status it writes."""
+    metadata = manifest["metadata"]
+    return metadata["uid"], metadata["generation"], "deletionTimestamp" in metadata, manifest.get("status") or {}
 
 
 def _with_status(manifest: Manifest, status: Manifest) -> Manifest:

@@ -43,7 +43,7 @@ class Need:
 NEEDED = (
     Need(ROLLOUT_ENGINES, WATCHED),
     Need(ROLLOUT_ENGINES, ("update",), "status"),
-    Need(WEIGHT_VERSIONS, ("list", "watch")),
+    Need(WEIGHT_VERSIONS, WATCHED),
     Need(WEIGHT_VERSIONS, ("update",), "status"),
     Need(PODS, (*WATCHED, "create", "patch", "delete")),
     Need(SECRETS, ("get", "create", "patch")),  # the fleets' certificates

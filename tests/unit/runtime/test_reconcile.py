@@ -180,8 +180,9 @@ async def test_all_of_a_decision_is_carried_out_with_the_status_first(desk: Desk
     assert not await desk.is_due(3600)
 
 
-async def test_a_lost_fence_ends_the_pass_at_once_and_silently(desk: Desk) -> None:
-    desk.before_plan = lambda: desk.cluster.put(ROLLOUT_ENGINES, "rl", make_fleet())
+@pytest.mark.parametrize("changed", [{"status": {"epoch": 9}}, {"metadata": make_fleet(generation=2)["metadata"]}])
+async def test_a_lost_fence_ends_the_pass_at_once_and_silently(desk: Desk, changed: Manifest) -> None:
+    desk.before_plan = lambda: desk.cluster.put(ROLLOUT_ENGINES, "rl", make_fleet() | changed)
     desk.decision = Decision(
         fleet_status=EngineStatusWrite(RolloutEngineStatus(epoch=3)),
         actions=(ApplyObject(SERVICE, "h-1"),),
@@ -191,6 +192,16 @@ async def test_a_lost_fence_ends_the_pass_at_once_and_silently(desk: Desk) -> No
     assert desk.writes() == [("status", "rolloutengines", "qwen")]
     assert await desk.said() == []
     assert await desk.is_due(0.001)
+
+
+async def test_a_foreign_annotation_in_between_costs_no_pass(desk: Desk) -> None:
+    noted = make_fleet(annotations={"example.com/note": "hello"})
+    desk.before_plan = lambda: desk.cluster.put(ROLLOUT_ENGINES, "rl", noted)
+    desk.decision = Decision(fleet_status=EngineStatusWrite(RolloutEngineStatus(epoch=3)))
+    await desk.run()
+    stored = desk.stored("rolloutengines", "qwen")
+    assert (stored["status"]["epoch"], stored["metadata"]["annotations"]) == (3, {"example.com/note": "hello"})
+    assert not await desk.is_due(60)
 
 
 async def test_nothing_is_written_where_nothing_changes(desk: Desk) -> None:
