@@ -1,4 +1,4 @@
-"""A simulated engine process: the real guard machine of the engine, over an engine that only takes time and can fail."""
+"""A simulated engine process: the real guard machine over an engine that only takes time and can fail."""
 
 import hashlib
 import random
@@ -116,9 +116,12 @@ class EngineProcess:
             if isinstance(effect, Start):
                 self._begin(effect.operation, now)
             elif isinstance(effect, CancelOperation):
-                if self._pending is not None and self._pending.operation.id == effect.operation_id:
-                    self._pending = None
+                self._give_up(effect.operation_id)
         return decision.rejection
+
+    def _give_up(self, operation_id: int) -> None:
+        if self._pending is not None and self._pending.operation.id == operation_id:
+            self._pending = None
 
     def _begin(self, operation: OperationRecord, now: float) -> None:
         if operation.name is OperationName.CLOSE:

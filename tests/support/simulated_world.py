@@ -1,7 +1,7 @@
-"""A simulated cluster around `plan`: API server with resourceVersions, pods, engines behind the real guard machine, a clock.
+"""A simulated cluster around `plan`: an API server, pods, engines behind the real guard machine, and a clock.
 
-The operator keeps nothing between passes but what its followers were told, and loses even that when it is restarted. Faults
-are switched on by the tests. After every change the promises are checked: see `check`.
+The operator keeps nothing between passes but what its followers were told, and loses even that when it is
+restarted. Faults are switched on by the tests. After every change the promises are checked: see `check`.
 """
 
 import random
@@ -221,9 +221,9 @@ class World:
             known = UNKNOWN
         setbacks, last = known.setbacks, known.last_setback
         operation = state.operation
-        if operation is not None and operation.status is OperationStatus.FAILED:
-            if known.state is None or known.state.operation != operation:
-                setbacks, last = setbacks + 1, self.now
+        failed = operation is not None and operation.status is OperationStatus.FAILED
+        if failed and (known.state is None or known.state.operation != operation):
+            setbacks, last = setbacks + 1, self.now
         self.views[uid] = GuardView(state, True, self.now, "", known.refusals, setbacks, last)
         seen = (state.incarnation, state.sequence)
         self.news = self.news or self._seen.get(uid) != seen

@@ -33,7 +33,7 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
     apart, one, other = max(_spread(answers, index) for index in range(len(answers[0][1].logprobs)))
     if Decimal(apart) > limit:
         text = f"differ by {apart:.6g} in the log-probability of a probe token; allowed is {limit}"
-        return Disagreement(f"{one} and {other} {text}")
+        return Disagreement(f"{min(one, other)} and {max(one, other)} {text}")
     return f"{apart:.6g}"
 
 

@@ -1,0 +1,282 @@
+"""Late joiners: the next command from wherever an engine is, and what happens to those that get no further."""
+
+from typing import Any
+
+import pytest
+
+from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
+from rollfleet_operator.core.actions import Decision, GuardCall
+from rollfleet_operator.core.observed import Observed
+from rollfleet_operator.core.plan import plan
+from rollfleet_protocol.commands import Arm, Cancel, Close, Command, Open, Prepare, Transfer, Verify
+from rollfleet_protocol.state import (
+    EngineState,
+    Failure,
+    FailureReason,
+    OperationName,
+    OperationStatus,
+    Staged,
+    WeightsState,
+)
+from tests.support.builders import (
+    NOW,
+    digest_of,
+    make_committed,
+    make_fleet,
+    make_guard,
+    make_observed,
+    make_operation,
+    make_pod,
+    make_probe,
+    make_state,
+    make_weight_version,
+    make_weights,
+)
+from tests.support.simulated_engine import fault
+from tests.support.simulated_world import World, slow
+
+EPOCH = 5
+QUIET: dict[str, Any] = {"open": False, "epoch": EPOCH, "paused": True, "closed_reason": "Starting"}
+UNCERTAIN = make_weights(None, WeightsState.UNCERTAIN)
+INITIAL = make_weights(None, WeightsState.INITIAL)
+
+
+def staged(version: int = 3, **changes: Any) -> Staged:
+    path = f"step-{version}"
+    given = {"epoch": EPOCH, "version": version, "path": path, "digest": digest_of(path)}
+    return Staged(**(given | {"tensors": 1, "bytes": 1, "seconds": 0.1} | changes))
+
+
+def closed(**changes: Any) -> EngineState:
+    """An engine that is closed, drained and paused under this epoch, with weights that nobody knows."""
+    return make_state(None, **(QUIET | {"weights": UNCERTAIN, "probe": None, "incarnation": "inc-1"} | changes))
+
+
+def fleet_at(version: int = 3) -> Any:
+    return make_fleet(status=RolloutEngineStatus(epoch=EPOCH, committed=make_committed(version)))
+
+
+def observed(state: EngineState, *, version: int = 3, pod: dict[str, Any] | None = None, **guard: Any) -> Observed:
+    """One engine that serves the version, and the joiner."""
+    pods = (make_pod(0), make_pod(1, **(pod or {})))
+    well = make_state(version, epoch=EPOCH, incarnation="inc-0", probe=make_probe(version))
+    return make_observed(
+        fleet_at(version), pods=pods, guards={"pod-0": make_guard(well), "pod-1": make_guard(state, **guard)}
+    )
+
+
+def told(decision: Decision) -> Command | None:
+    """The one command of the pass, to the joiner."""
+    calls = [action for action in decision.actions if isinstance(action, GuardCall)]
+    assert all(call.pod_uid == "pod-1" for call in calls)
+    assert len(calls) <= 1
+    return calls[0].command if calls else None
+
+
+LADDER: dict[str, tuple[EngineState, int, type[Command] | None]] = {
+    "new, version 0": (closed(weights=INITIAL, paused=False), 0, Verify),
+    "new, a later version": (closed(weights=INITIAL, paused=False), 3, Prepare),
+    "uncertain": (closed(), 3, Prepare),
+    "uncertain, version 0": (closed(), 0, Prepare),
+    "staged another version": (closed(staged=staged(2)), 3, Prepare),
+    "staged under an older epoch": (closed(staged=staged(epoch=4)), 3, Prepare),
+    "staged, never paused": (closed(staged=staged(), paused=False), 3, Close),
+    "staged, draining": (closed(staged=staged(), in_flight=2), 3, Close),
+    "staged and quiet": (closed(staged=staged()), 3, Arm),
+    "staged and armed": (closed(staged=staged(), armed=True), 3, Transfer),
+    "loaded": (closed(staged=staged(), armed=True, weights=make_weights(3, WeightsState.LOADED)), 3, Verify),
+    "loaded another version": (closed(armed=True, weights=make_weights(4, WeightsState.LOADED)), 3, Prepare),
+    "verified": (make_state(3, open=False, epoch=EPOCH), 3, Open),
+    "verified and paused": (make_state(3, open=False, epoch=EPOCH, paused=True), 3, Cancel),
+    "verified another version": (make_state(2, open=False, epoch=EPOCH), 3, Prepare),
+    "open at another version": (make_state(2, epoch=EPOCH), 3, Close),
+    "open at another digest": (make_state(3, weights=make_weights(3).model_copy(update={"digest": "x"})), 3, Close),
+    "busy with what it was told": (
+        closed(operation=make_operation(OperationName.PREPARE, OperationStatus.RUNNING, epoch=EPOCH, version=3)),
+        3,
+        None,
+    ),
+    "busy with an update that was given up": (
+        closed(operation=make_operation(OperationName.PREPARE, OperationStatus.RUNNING, epoch=EPOCH, version=4)),
+        3,
+        Cancel,
+    ),
+    "busy with a transfer of an older epoch": (
+        closed(operation=make_operation(OperationName.TRANSFER, OperationStatus.RUNNING, epoch=4, version=4)),
+        3,
+        None,
+    ),
+    "dead": (closed(alive=False), 3, None),
+    "well": (make_state(3, epoch=EPOCH), 3, None),
+    "well, holding on to what it staged": (make_state(3, epoch=EPOCH, staged=staged(4)), 3, Cancel),
+}
+
+
+@pytest.mark.parametrize("case", LADDER)
+def test_the_next_command(case: str) -> None:
+    state, version, expected = LADDER[case]
+    command = told(plan(observed(state, version=version), NOW))
+    assert (None if command is None else type(command)) is expected
+    if command is not None:
+        assert (command.epoch, command.incarnation) == (EPOCH, state.incarnation)
+
+
+def test_version_zero_is_read_from_the_model_again() -> None:
+    command = told(plan(observed(closed(), version=0), NOW))
+    assert isinstance(command, Prepare)
+    assert (command.source.root, command.source.path, command.version) == ("Model", ".", 0)
+
+
+def test_it_opens_at_exactly_what_it_holds() -> None:
+    command = told(plan(observed(make_state(3, open=False, epoch=EPOCH)), NOW))
+    assert isinstance(command, Open)
+    assert (command.version, command.digest) == (3, "sha256:step-3")
+
+
+def test_nobody_is_opened_before_the_kubelet_confirms_that_it_is_up() -> None:
+    """What never passed its startup probe counts as never opened: the fence relies on it."""
+    state = make_state(3, open=False, epoch=EPOCH)
+    assert told(plan(observed(state, pod={"started": False}), NOW)) is None
+
+
+def details(decision: Decision) -> dict[str, tuple[str, str]]:
+    """(state, text) by ordinal of those that are not well."""
+    assert decision.fleet_status is not None
+    found = decision.fleet_status.status.engines.details
+    return {detail.name: (detail.state, detail.message) for detail in found}
+
+
+def test_a_checkpoint_that_is_another_one_now_is_not_loaded() -> None:
+    decision = plan(observed(closed(staged=staged(digest="sha256:other"))), NOW)
+    assert told(decision) is None
+    state, text = details(decision)["qwen-1-0-abc1"]
+    assert state == "Broken"
+    assert "'step-3' now has digest sha256:other" in text
+
+
+def test_an_answer_to_the_probe_that_differs_keeps_it_closed() -> None:
+    odd = make_probe(3, logprobs=(-1.0, -2.0, -0.5, -3.0, -9.0))
+    decision = plan(observed(make_state(3, open=False, epoch=EPOCH, probe=odd)), NOW)
+    assert told(decision) is None
+    state, text = details(decision)["qwen-1-0-abc1"]
+    assert state == "Broken"
+    assert "qwen-0-0-abc0 and qwen-1-0-abc1 differ" in text
+
+
+def test_a_version_that_is_stored_nowhere_is_waited_for() -> None:
+    pods = (make_pod(0), make_pod(1))
+    status = RolloutEngineStatus(epoch=EPOCH, committed=make_committed(3, checkpoint=None))
+    guards = {"pod-0": make_guard(make_state(3, epoch=EPOCH, incarnation="inc-0")), "pod-1": make_guard(closed())}
+    decision = plan(make_observed(make_fleet(status=status), pods=pods, guards=guards), NOW)
+    assert told(decision) is None
+    assert details(decision)["qwen-1-0-abc1"][0] == "WaitingForWeights"
+
+
+def test_a_failure_is_repeated_with_back_off_and_told_in_its_own_words() -> None:
+    failure = Failure(reason=FailureReason.CHECKPOINT_INCOMPLETE, message="model.safetensors is truncated")
+    operation = make_operation(OperationName.PREPARE, OperationStatus.FAILED, epoch=EPOCH, version=3, failure=failure)
+    waiting = plan(observed(closed(operation=operation), setbacks=3, last_setback=NOW), NOW)
+    assert told(waiting) is None
+    assert waiting.wake_at is not None
+    assert (waiting.wake_at - NOW).total_seconds() == 4
+    state, text = details(waiting)["qwen-1-0-abc1"]
+    assert (state, text) == ("CatchingUp", "CheckpointIncomplete: model.safetensors is truncated")
+    again = plan(observed(closed(operation=operation), setbacks=3, last_setback=NOW), waiting.wake_at)
+    assert isinstance(told(again), Prepare)
+
+
+def test_a_refusal_does_not_make_a_hot_loop() -> None:
+    refused = {"refusals": (("Arm", "busy"),), "setbacks": 2, "last_setback": NOW}
+    operation = make_operation(OperationName.CLOSE, OperationStatus.SUCCEEDED, epoch=4, version=3)
+    decision = plan(observed(closed(staged=staged(), operation=operation), **refused), NOW)
+    assert isinstance(told(decision), Close), "a guard that refuses Arm was paused under an older epoch"
+
+
+def test_files_that_changed_since_they_were_staged_are_staged_anew_under_a_new_epoch() -> None:
+    failure = Failure(reason=FailureReason.CHECKPOINT_CHANGED, message="model.safetensors has another size")
+    operation = make_operation(OperationName.TRANSFER, OperationStatus.FAILED, epoch=EPOCH, version=3, failure=failure)
+    state = closed(staged=staged(), armed=True, operation=operation)
+    waiting = plan(observed(state, setbacks=1, last_setback=NOW), NOW)
+    assert told(waiting) is None
+    assert waiting.wake_at is not None
+    decision = plan(observed(state, setbacks=1, last_setback=NOW), waiting.wake_at)
+    assert told(decision) is None
+    assert decision.fleet_status is not None
+    assert decision.fleet_status.status.epoch == EPOCH + 1
+
+
+def test_a_quarantined_engine_is_not_followed_and_loses_its_label() -> None:
+    decision = plan(observed(make_state(3, epoch=2**61)), NOW)
+    assert told(decision) is None
+    state, text = details(decision)["qwen-1-0-abc1"]
+    assert state == "Broken"
+    assert "quarantined" in text
+    assert decision.fleet_status is not None
+    assert decision.fleet_status.status.epoch == EPOCH
+    assert any(getattr(action, "serving", None) is False for action in decision.actions)
+
+
+def test_c01_a_replaced_engine_answers_nobody_before_it_holds_the_version() -> None:
+    world = World(make_fleet(replicas=3))
+    world.apply_weight_version(make_weight_version(5))
+    assert world.run(60, lambda: world.ended(5) and world.all_serve(5))
+    gone = world.uid_of(1)
+    world.delete_pod(gone)
+    counts = set()
+    begun = world.time
+    while not world.all_serve(5):
+        world.step()
+        assert set(world.open_versions()) == {5}
+        counts.add(world.fleet.status.serving_replicas)
+        assert world.time < begun + 30
+    assert 2 in counts
+    assert gone not in world.pods
+    assert all(pod.view.serving_label for pod in world.pods.values()) or world.run(1)
+
+
+def test_c05_a_removed_label_is_restored_and_the_gate_never_depended_on_it() -> None:
+    world = World(make_fleet())
+    assert world.run(30, lambda: world.all_serve(0))
+    world.run(1)
+    uid = world.uid_of(0)
+    world._change(uid, serving_label=False)
+    assert world.run(10, lambda: world.pods[uid].view.serving_label)
+    world._change(uid, ready=False)
+    world.run(1)
+    assert world.all_serve(0)
+
+
+def test_an_engine_that_crashes_loses_its_label_until_it_serves_again() -> None:
+    world = World(make_fleet(), load_s=5.0)
+    assert world.run(30, lambda: world.all_serve(0))
+    world.run(1)
+    uid = world.uid_of(0)
+    world.crash(uid)
+    assert world.run(3, lambda: not world.pods[uid].view.serving_label)
+    assert world.run(30, lambda: world.all_serve(0) and world.pods[uid].view.serving_label)
+
+
+def test_the_label_stays_in_an_ordinary_update() -> None:
+    world = World(make_fleet())
+    world.temper = slow(OperationName.TRANSFER, 2.0)
+    assert world.run(30, lambda: world.all_serve(0) and all(pod.view.serving_label for pod in world.pods.values()))
+    world.apply_weight_version(make_weight_version(1))
+    while not world.all_serve(1):
+        world.step()
+        assert all(pod.view.serving_label for pod in world.pods.values())
+
+
+def test_an_engine_that_can_not_read_the_checkpoint_is_told_and_joins_when_it_can() -> None:
+    world = World(make_fleet())
+    world.apply_weight_version(make_weight_version(1))
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    world.store.faults["step-1"] = fault(FailureReason.CHECKPOINT_NOT_FOUND, "step-1 was cleaned up")
+    world.crash(world.uid_of(0))
+    passes = len(world.decisions)
+    world.run(120)
+    assert len(world.decisions) - passes < 200, "retries back off"
+    assert world.open_versions() == [1]
+    (detail,) = world.fleet.status.engines.details
+    assert (detail.state, detail.message) == ("CatchingUp", "CheckpointNotFound: step-1 was cleaned up")
+    world.store.faults.clear()
+    assert world.run(60, lambda: world.all_serve(1))
