@@ -17,7 +17,8 @@ from tests.contract.process import OPERATOR_UID, SUBJECT, EngineProcess, Site, u
 PROBE_TOKENS = (1, 2, 3, 5, 7, 11)
 STEP_TIMEOUT_S = 60.0
 SILENCE_S = 600.0
-LONG_DRAIN_S = 60.0
+# Of a request that is to be caught running: vLLM needs 2.5 s for it on an idle machine.
+LONG_ANSWER = 1900
 
 
 class Operator:
@@ -175,8 +176,8 @@ class Client:
 
     def complete(self, prompt: str, max_tokens: int, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
         """POST /v1/completions, greedy."""
-        body = {"model": "policy", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **fields}
-        return _answer(self.http.post("/v1/completions", json=body, headers=headers))
+        body = {"model": "policy", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        return _answer(self.http.post("/v1/completions", json=body | fields, headers=headers))
 
     def stream(self, prompt: str, max_tokens: int) -> "Stream":
         """The same as server-sent events."""
@@ -213,7 +214,8 @@ class Stream:
 
     def __init__(self, http: httpx.Client, prompt: str, max_tokens: int) -> None:
         self._http = http
-        self._body = {"model": "policy", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        self._body = {"model": "policy", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
+        self._body |= {"stream": True, "ignore_eos": True}
         self.answer = Answer(0)
         self.done = False
 

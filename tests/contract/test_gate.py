@@ -3,7 +3,7 @@
 import pytest
 
 from rollfleet_protocol.state import Gate, WeightsState
-from tests.contract.client import Client, Operator, held
+from tests.contract.client import LONG_ANSWER, Client, Operator, held
 from tests.contract.models import Models
 from tests.contract.process import until
 
@@ -132,7 +132,7 @@ def test_an_armed_engine_waits_for_its_operator(serving: Operator, client: Clien
 
 
 def test_a_client_that_goes_away_is_not_counted(serving: Operator, client: Client):
-    stream = client.stream("abc", 900)
+    stream = client.stream("abc", LONG_ANSWER)
     with stream.open() as pieces:
         next(pieces)
         assert serving.state().in_flight == 1

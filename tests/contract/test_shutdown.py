@@ -11,11 +11,9 @@ from pathlib import Path
 import httpx
 
 from rollfleet_protocol.state import Gate
-from tests.contract.client import Client, Operator, wait_in_flight
+from tests.contract.client import LONG_ANSWER, Client, Operator, wait_in_flight
 from tests.contract.models import Models
 from tests.contract.process import DRAIN_TIMEOUT_S, EngineProcess, until
-
-LONG = 900
 
 
 def _prestop(engine: EngineProcess) -> subprocess.CompletedProcess[str]:
@@ -33,7 +31,7 @@ def _prestop(engine: EngineProcess) -> subprocess.CompletedProcess[str]:
 def test_prestop_drains_and_sigterm_ends(serving: Operator, client: Client, engine: EngineProcess, models: Models):
     answers = []
     running = threading.Thread(
-        target=lambda: answers.append(client.complete(models.short_prompt, LONG, ignore_eos=True)), daemon=True
+        target=lambda: answers.append(client.complete(models.short_prompt, LONG_ANSWER)), daemon=True
     )
     running.start()
     wait_in_flight(serving, 1)

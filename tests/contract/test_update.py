@@ -5,11 +5,18 @@ import threading
 import pytest
 
 from rollfleet_protocol.state import Gate, OperationStatus, WeightsState
-from tests.contract.client import PROBE_TOKENS, Answer, Client, Operator, held, operation_of, wait_in_flight
+from tests.contract.client import (
+    LONG_ANSWER,
+    PROBE_TOKENS,
+    Answer,
+    Client,
+    Operator,
+    held,
+    operation_of,
+    wait_in_flight,
+)
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess
-
-LONG = 900
 
 
 def test_greedy_output_is_that_of_each_checkpoint(operator: Operator, client: Client, models: Models):
@@ -77,10 +84,10 @@ class InFlight:
             thread.start()
 
     def _whole(self) -> None:
-        self.answers.append(self._client.complete(self._prompt, LONG, ignore_eos=True))
+        self.answers.append(self._client.complete(self._prompt, LONG_ANSWER))
 
     def _streamed(self) -> None:
-        stream = self._client.stream(self._prompt, LONG)
+        stream = self._client.stream(self._prompt, LONG_ANSWER)
         with stream.open() as pieces:
             for _ in pieces:
                 pass
@@ -103,7 +110,7 @@ def test_aborted_requests_answer_with_a_strict_prefix(serving: Operator, client:
     assert (state.gate, state.in_flight, state.paused) == (Gate.CLOSED, 0, True)
     answers = running.finished()
     serving.do("cancel", epoch)
-    whole = client.complete(prompt, LONG).text
+    whole = client.complete(prompt, LONG_ANSWER).text
     assert whole.startswith(models.answer(1, prompt)[: models.longest_answer])
     assert len(answers) == 2
     for answer in answers:
