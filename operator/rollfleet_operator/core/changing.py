@@ -162,7 +162,8 @@ def _standing(update: Update, target: Target, engine: Engine, state: EngineState
         probed = state.probe is not None and (state.probe.epoch, state.probe.version) == (update.epoch, update.version)
         if step is OperationName.TRANSFER or (weights.state is WeightsState.VERIFIED and probed):
             return Seat(target, engine, Standing.DONE)
-    return Seat(target, engine, Standing.WORKING, Reason.DEADLINE_EXCEEDED, _doing(engine))
+    doing = Reason.TRANSFERRING if step is OperationName.TRANSFER else Reason.VERIFYING
+    return Seat(target, engine, Standing.WORKING, doing, _doing(engine))
 
 
 def _error(engine: Engine) -> str:

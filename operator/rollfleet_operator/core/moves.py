@@ -17,6 +17,8 @@ from rollfleet_protocol.state import EngineState, Gate, OperationName, Operation
 MAX_HOLD_UPS = 10
 MAX_HOLD_UP_TEXT = 512
 
+# Of an engine that is at work and only slow.
+STEPS = (Reason.PREPARING, Reason.QUIESCING, Reason.TRANSFERRING, Reason.VERIFYING, Reason.OPENING)
 SECONDS_OF = {
     Phase.PREPARING: "preparing",
     Phase.QUIESCING: "quiescing",
@@ -123,7 +125,8 @@ def failed(reason: str, message: str) -> Ending:
 
 def overdue(phase: str, seconds: int, held_up: list[FailedEngine]) -> Ending:
     """A phase that did not end in time, in the words of whoever held it up."""
-    reason = held_up[0].reason if held_up else Reason.DEADLINE_EXCEEDED.value
+    causes = [each.reason for each in held_up if each.reason not in STEPS]
+    reason = causes[0] if causes else Reason.DEADLINE_EXCEEDED.value
     return failed(reason, f"{phase} did not end within {seconds} s: {tell(held_up) or 'nobody said why'}")
 
 

@@ -146,10 +146,10 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
         elif refusals and refusals[-1][0] == "Prepare":
             broken.append(hold_up(engine, Reason.REFUSED, refusals[-1][1]))
         else:
-            slow.append(hold_up(engine, Reason.DEADLINE_EXCEEDED, "is still reading and checking the checkpoint"))
+            slow.append(hold_up(engine, Reason.PREPARING, "is still reading and checking the checkpoint"))
     unreachable = [
         hold_up(engine, Reason.ENGINE_UNREACHABLE, f"does not answer: {engine.guard.error if engine.guard else ''}")
         for engine in update.world.engines
         if engine.answering is None and not engine.stopped
     ]
-    return broken + unreachable + (slow if broken or unreachable else slow[:3])
+    return broken + unreachable + slow

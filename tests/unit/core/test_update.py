@@ -236,7 +236,7 @@ def test_an_engine_that_drains_too_long_ends_it_at_the_deadline_and_all_reopen()
     world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.CLOSE, 1000.0)().seconds
     bump(world, 2)
     assert world.run(DEADLINES.quiesce_seconds + SLACK_S, lambda: world.ended(2))
-    assert "qwen-1-0-" in failed(world, 2, "Quiescing")
+    assert "qwen-1-0-" in failed(world, 2, "DeadlineExceeded")
     assert world.run(10, lambda: world.all_serve(1))
 
 
