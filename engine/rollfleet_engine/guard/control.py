@@ -117,7 +117,14 @@ class ControlApp:
         if not 0 <= wait_s <= LONGEST_WAIT_S:
             message = f"waitSeconds: {wait_s:g} is not between 0 and {LONGEST_WAIT_S:g}"
             return _response(refusal(RefusalReason.INVALID_REQUEST, message))
-        return _state_response(200, await self._service.follow(after, wait_s))
+        following = asyncio.create_task(self._service.follow(after, wait_s))
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return _state_response(200, following.result() if following.done() else self._service.state())
+        finally:  # a follower that went away must not take the place of one that came
+            following.cancel()
+            gone.cancel()
 
     def _endpoint(self, name: str, model: type[Command]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -149,6 +156,11 @@ class ControlApp:
             return answer
 
         return endpoint
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _BodyError(Exception):

@@ -53,10 +53,14 @@ class Deadline:
 
     def left(self) -> float:
         """Seconds; raises when there are none."""
-        left = self._at - self._loop.time()
+        left = self.rest()
         if left <= 0:
             raise EngineError(FailureReason.DEADLINE_EXCEEDED, f"not done within {self.seconds:g} s")
         return left
+
+    def rest(self) -> float:
+        """Seconds, none at the least."""
+        return max(0.0, self._at - self._loop.time())
 
 
 class Operations:
@@ -241,7 +245,7 @@ async def _to_its_end(work: Coroutine[Any, Any, None], deadline: Deadline) -> No
         await asyncio.shield(task)
     except asyncio.CancelledError:
         if not task.done():
-            await asyncio.wait({task}, timeout=deadline.seconds + ADAPTER_GRACE_S)
+            await asyncio.wait({task}, timeout=deadline.rest() + ADAPTER_GRACE_S)
         if not task.done():
             task.cancel()
         elif not task.cancelled():

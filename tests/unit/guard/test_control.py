@@ -24,6 +24,21 @@ async def client(guarded: Guarded) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+def scope_of(method: str, path: str, query: bytes = b"") -> dict[str, object]:
+    """A request of the operator, for what httpx cannot do."""
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "headers": [(b"authorization", IDENTIFIED["Authorization"].encode())],
+        "query_string": query,
+        "root_path": "",
+        "server": ("guard", 8001),
+        "scheme": "https",
+        "http_version": "1.1",
+    }
+
+
 def reason_of(answer: httpx.Response) -> RefusalReason:
     refused = Refusal.model_validate_json(answer.content)
     assert refused.error.code == answer.status_code
@@ -90,6 +105,24 @@ async def test_a_long_poll_returns_at_the_next_change(client: httpx.AsyncClient,
     assert EngineState.model_validate_json((await polling).content).operation is not None
 
 
+async def test_a_follower_that_went_away_makes_room(guarded: Guarded) -> None:
+    app = ControlApp(guarded.service, MemoryVerifier(), OPERATOR, guarded.log)
+    went = asyncio.Event()
+
+    async def receive() -> dict[str, object]:
+        await went.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: object) -> None: ...
+
+    query = f"after={guarded.state.sequence}&waitSeconds=55".encode()
+    polling = asyncio.create_task(app(scope_of("GET", STATE, query), receive, send))  # type: ignore[arg-type]
+    await eventually(lambda: guarded.service._followers == 1)
+    went.set()
+    await polling
+    await eventually(lambda: guarded.service._followers == 0)
+
+
 async def test_a_verified_engine_is_opened_at_once(client: httpx.AsyncClient, guarded: Guarded) -> None:
     await client.post("/rollfleet/v1/verify", json=verify_0(guarded))
     await guarded.ended()
@@ -154,19 +187,7 @@ async def test_a_body_that_never_comes_is_given_up(guarded: Guarded) -> None:
     async def send(message: dict[str, object]) -> None:
         sent.append(message)
 
-    headers = [(b"authorization", IDENTIFIED["Authorization"].encode())]
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/rollfleet/v1/open",
-        "headers": headers,
-        "query_string": b"",
-        "root_path": "",
-        "server": ("guard", 8001),
-        "scheme": "https",
-        "http_version": "1.1",
-    }
-    await app(scope, receive, send)
+    await app(scope_of("POST", "/rollfleet/v1/open"), receive, send)
     assert sent[0]["status"] == 400
 
 
