@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import kubernetes_validate
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Accelerator, EnvVar, Model, Router, RouterMode, Startup
@@ -48,6 +49,13 @@ def test_everything_is_owned_by_the_fleet_and_carries_its_label(manifest: dict[s
     assert manifest["metadata"]["namespace"] == "rl"
     assert "finalizers" not in manifest["metadata"]
     assert json.loads(json.dumps(manifest)) == manifest
+
+
+@pytest.mark.parametrize("manifest", every_object(), ids=lambda manifest: manifest["kind"])
+@pytest.mark.parametrize("version", ["1.33", "1.36"])
+def test_every_object_holds_to_kubernetes_own_schema(manifest: dict[str, Any], version: str) -> None:
+    """Unknown fields are errors; 1.33 is the oldest release that is supported."""
+    kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def pod_specs() -> list[dict[str, Any]]:

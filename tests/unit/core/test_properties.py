@@ -140,7 +140,7 @@ def recover(world: World, version: int) -> None:
     committed = world.fleet.status.committed
     assert committed is not None
     assert world.run(200, lambda: world.all_serve(committed.version)), world.fleet.status.engines
-    world.run(15)
+    world.run(30)  # commands that are still on their way arrive
     writes = world.fleet_writes, world.weight_version_writes
     world.run(60)
     assert (world.fleet_writes, world.weight_version_writes) == writes, "C31: an idle fleet is written to"
