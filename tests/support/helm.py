@@ -11,6 +11,7 @@ import yaml
 
 CHART = Path(__file__).parents[2] / "charts/rollfleet"
 TIMEOUT_S = 60.0
+OLDEST_KUBERNETES = "1.33.0"  # that the chart takes
 
 
 class HelmError(AssertionError):
@@ -42,5 +43,6 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> str:
 
 def render(values: Mapping[str, Any], *, release: str = "rollfleet", namespace: str = "system") -> list[dict[str, Any]]:
     """The objects that an installation would make."""
-    text = helm("template", release, str(CHART), "--namespace", namespace, "--values", "-", values=values)
+    place = ("--namespace", namespace, "--kube-version", OLDEST_KUBERNETES)
+    text = helm("template", release, str(CHART), *place, "--values", "-", values=values)
     return [document for document in yaml.safe_load_all(text) if document]
