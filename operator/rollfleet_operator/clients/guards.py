@@ -1,7 +1,9 @@
 """The control port of engines: TLS by our CA, the fleet's server name, a Bearer token of the fleet's audience."""
 
+import asyncio
 import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from dataclasses import dataclass
 
 import aiohttp
@@ -25,6 +27,8 @@ CONTROL_PORT = 8001
 MAX_CONNECTIONS = 8192  # a long poll and a command for each of some thousand engines
 MAX_CONNECTIONS_PER_ENGINE = 4
 MAX_BODY = 1 << 20  # bytes of an answer
+MAX_SHORT_CALLS = 128  # at once; a thousand TLS handshakes together would outlast their own deadline on one core
+TLS_BUFFER = 32 * 1024  # bytes; a TLS record holds 16 KiB at most
 KEEP_ALIVE_S = 60.0
 CONNECT_S = 3.0  # within a cluster; a pod that is gone answers nothing
 COMMAND_S = 10.0  # guards answer at once and go on in the background; Open and Cancel resume the scheduler first
@@ -53,6 +57,8 @@ class GuardClient:
     """Calls to guards. One session for all fleets; their certificates come from one CA."""
 
     def __init__(self, ca_pem: str, tokens: Tokens, meter: Meter) -> None:
+        SSLProtocol.max_size = TLS_BUFFER  # asyncio's 256 KiB are half a gigabyte for a thousand engines (measured)
+        self._short_calls = asyncio.Semaphore(MAX_SHORT_CALLS)
         self._tls = ssl.create_default_context(cadata=ca_pem)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self._tokens = tokens
@@ -68,9 +74,11 @@ class GuardClient:
 
     async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
         """The guard's state: at once without `after`, else at the next change or after POLL_S."""
-        query = "" if after is None else f"?after={after}&waitSeconds={POLL_S}"
-        deadline_s = COMMAND_S if after is None else POLL_S + POLL_GRACE_S
-        return await self._call(endpoint, "GET", STATE_PATH + query, None, deadline_s)
+        if after is None:
+            async with self._short_calls:
+                return await self._call(endpoint, "GET", STATE_PATH, None, COMMAND_S)
+        query = f"?after={after}&waitSeconds={POLL_S}"
+        return await self._call(endpoint, "GET", STATE_PATH + query, None, POLL_S + POLL_GRACE_S)
 
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
         """Give a command. All may be repeated, so a connection that the guard closed meanwhile is no failure."""
@@ -78,17 +86,21 @@ class GuardClient:
         body = command.model_dump_json(by_alias=True, exclude_none=True).encode()
         started, outcome = time.monotonic(), "ok"
         try:
-            try:
-                return await self._call(endpoint, "POST", f"{PREFIX}/{name}", body, COMMAND_S)
-            except Unreachable as error:
-                if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
-                    raise
-            return await self._call(endpoint, "POST", f"{PREFIX}/{name}", body, COMMAND_S)
+            async with self._short_calls:
+                return await self._twice(endpoint, f"{PREFIX}/{name}", body)
         except RollfleetError as error:
             outcome = type(error).__name__
             raise
         finally:
             self._meter.guard_call(name, outcome, time.monotonic() - started)
+
+    async def _twice(self, endpoint: Endpoint, path: str, body: bytes) -> EngineState:
+        try:
+            return await self._call(endpoint, "POST", path, body, COMMAND_S)
+        except Unreachable as error:
+            if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+                raise
+        return await self._call(endpoint, "POST", path, body, COMMAND_S)
 
     async def _call(
         self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float

@@ -1,6 +1,7 @@
 """The guards' client against a real TLS server on the loopback."""
 
 import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -113,6 +114,17 @@ async def test_a_poll_and_a_command(server: Server, client: GuardClient) -> None
         ("GET", f"/rollfleet/v1/state?after=4&waitSeconds={module.POLL_S}", bearer),
         ("POST", "/rollfleet/v1/verify", bearer),
     ]
+
+
+async def test_tls_connections_are_small_and_take_long_answers(server: Server, client: GuardClient) -> None:
+    async def padded(_: web.Request) -> web.Response:
+        state = make_state(4).model_dump(by_alias=True, mode="json") | {"newerField": "x" * 500_000}
+        return web.json_response(state)
+
+    server.handler = padded
+    await server.start()
+    assert await client.state(endpoint(server), None) == make_state(4)
+    assert SSLProtocol.max_size == module.TLS_BUFFER
 
 
 async def test_a_server_of_another_fleet_is_shown_no_token(server: Server, client: GuardClient) -> None:
