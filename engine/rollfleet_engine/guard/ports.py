@@ -21,6 +21,8 @@ class EngineAdapter(Protocol):
     """An engine as its guard sees it.
 
     Every coroutine ends within `deadline_s` or raises EngineError(DEADLINE_EXCEEDED).
+    The guard cancels none of them half-way but reset_caches and probe, unless one overstays its deadline. Whatever else
+    apply raises than an EngineError with touched=False counts as having touched the weights.
     """
 
     def facts(self) -> Facts:
