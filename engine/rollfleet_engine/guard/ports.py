@@ -21,7 +21,7 @@ class EngineAdapter(Protocol):
     """An engine as its guard sees it.
 
     Every coroutine ends within `deadline_s` or raises EngineError(DEADLINE_EXCEEDED).
-    The guard cancels none of them half-way but reset_caches and probe, unless one overstays its deadline. Whatever else
+    Only abort_all, reset_caches and probe are cancelled half-way, others only past their deadline. Whatever else
     apply raises than an EngineError with touched=False counts as having touched the weights.
     """
 
