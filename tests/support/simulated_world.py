@@ -6,7 +6,7 @@ restarted. Faults are switched on by the tests. After every change the promises 
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -22,28 +22,18 @@ from rollfleet_operator.core.actions import (
     GuardCall,
     LabelPod,
 )
-from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView
+from rollfleet_operator.core.observed import GuardView, Observed
 from rollfleet_operator.core.plan import plan
 from rollfleet_protocol.commands import Cancel, Command, Open, Transfer
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus, WeightsState
 from tests.support.builders import NOW, digest_of, make_settings
 from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Store, Temper
+from tests.support.simulated_pods import Kubelet, SimulatedPod
 
 ENDED = (Phase.ACTIVE, Phase.FAILED)
 PASS_S = 0.01  # what a pass takes at least
 STEP_S = 5.0  # the longest time without a pass
 UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
-
-
-@dataclass
-class SimulatedPod:
-    """A pod and, while its container runs, the engine in it."""
-
-    view: PodView
-    process: EngineProcess | None = None
-    temper: Temper = field(default_factory=Temper)
-    cut_off_until: float = -1.0  # the operator can't reach it
-    incarnations: int = 0
 
 
 @dataclass
@@ -59,7 +49,7 @@ class Faults:
     crash_in_apply: float = 0.0
 
 
-class World:
+class World(Kubelet):
     """Everything. Times are seconds since NOW."""
 
     def __init__(self, fleet: RolloutEngine, seed: int = 0, *, load_s: float = 1.0) -> None:
@@ -268,11 +258,11 @@ class World:
         if isinstance(action, GuardCall):
             self._send(action)
         elif isinstance(action, CreatePod):
-            self._create_pod(action.manifest)
+            self.create_pod(action.manifest)
         elif isinstance(action, DeletePod):
             self.delete_pod(action.uid)
         elif isinstance(action, LabelPod):
-            self._change(action.uid, serving_label=action.serving)
+            self.change(action.uid, serving_label=action.serving)
         elif isinstance(action, ApplyObject):
             self.children[f"{action.manifest['kind']}/{action.manifest['metadata']['name']}"] = action.content_hash
         elif isinstance(action, DeleteObject):
@@ -325,84 +315,6 @@ class World:
         self.views[call.pod_uid] = replace(
             view, refusals=(*refusals, entry)[-8:], setbacks=view.setbacks + 1, last_setback=self.now
         )
-
-    # pods ----------------------------------------------------------------------------------------------------------
-
-    def _create_pod(self, manifest: dict[str, Any]) -> None:
-        meta = manifest["metadata"]
-        if any(pod.view.name == meta["name"] for pod in self.pods.values()):
-            return
-        self._serial += 1
-        uid = f"uid-{self._serial}"
-        view = PodView(
-            name=meta["name"],
-            uid=uid,
-            ordinal=int(meta["labels"]["rollfleet.io/engine"]),
-            created=self.now,
-            template_hash=meta["annotations"]["rollfleet.io/template-hash"],
-            serving_label=False,
-            phase="Pending",
-            started=False,
-        )
-        self.pods[uid] = SimulatedPod(view, temper=self.temper())
-        self.later(0.1, lambda: self._start_container(uid))
-
-    def _change(self, uid: str, **changes: Any) -> None:
-        if uid in self.pods:
-            self.pods[uid].view = replace(self.pods[uid].view, **changes)
-
-    def _start_container(self, uid: str) -> None:
-        if uid not in self.pods or self.pods[uid].view.deleting:
-            return
-        self._change(
-            uid, phase="Running", container=ContainerState.RUNNING, ip=f"198.51.100.{self._serial % 250}", started=False
-        )
-        self.later(self.load_s, lambda: self._come_up(uid))
-
-    def _come_up(self, uid: str) -> None:
-        pod = self.pods.get(uid)
-        if pod is None or pod.view.deleting or pod.process is not None:
-            return
-        pod.incarnations += 1
-        pod.process = EngineProcess(f"{uid}/{pod.incarnations}", self.store, pod.temper, self.rng)
-        incarnation = pod.incarnations
-        self.later(self.rng.uniform(0.0, 2.0), lambda: self._confirm(uid, incarnation))
-
-    def _confirm(self, uid: str, incarnation: int) -> None:
-        pod = self.pods.get(uid)
-        if pod is not None and pod.process is not None and pod.incarnations == incarnation:
-            self._change(uid, started=True, ready=True)
-
-    def crash(self, uid: str) -> None:
-        """The engine's process dies; the kubelet starts the container again."""
-        pod = self.pods[uid]
-        if pod.process is None:
-            return
-        pod.process = None
-        self.later(0.05, lambda: self._restart_container(uid))
-
-    def _restart_container(self, uid: str) -> None:
-        if uid in self.pods and self.pods[uid].process is None:
-            restarts = self.pods[uid].view.restarts + 1
-            self._change(uid, started=False, ready=False, restarts=restarts, exit_code=1)
-            self.later(self.load_s, lambda: self._come_up(uid))
-
-    def delete_pod(self, uid: str) -> None:
-        """It drains and goes."""
-        pod = self.pods.get(uid)
-        if pod is None or pod.view.deleting:
-            return
-        self._change(uid, deleting=True)
-        if pod.process is not None:
-            pod.process.drain(self.time)
-        self.later(1.0, lambda: self._remove(uid))
-
-    def _remove(self, uid: str) -> None:
-        self.pods.pop(uid, None)
-
-    def cut_off(self, uid: str, seconds: float) -> None:
-        """The operator can't reach the engine for a while."""
-        self.pods[uid].cut_off_until = self.time + seconds
 
     # what tests ask ------------------------------------------------------------------------------------------------
 

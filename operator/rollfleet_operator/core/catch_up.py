@@ -19,7 +19,7 @@ from rollfleet_operator.core.moves import just_closed, quiet
 from rollfleet_operator.core.probes import Disagreement, compare
 from rollfleet_operator.core.work import Work, back_off_until, busy, failed_operation, own_words
 from rollfleet_operator.core.world import Engine, World, holds
-from rollfleet_protocol.state import EngineState, FailureReason, Gate, OperationName, Staged, WeightsState
+from rollfleet_protocol.state import EngineState, FailureReason, Gate, OperationName, ProbeResult, Staged, WeightsState
 
 
 class Obstacle(StrEnum):
@@ -49,6 +49,7 @@ class CatchUp:
     tolerance: Decimal
     deadlines: Deadlines
     work: Work
+    references: dict[tuple[int, ...], tuple[str, ProbeResult]]
     stuck: dict[str, Joiner] = field(default_factory=dict)
     stale_stage: bool = False  # somebody staged files that changed since: only a new epoch makes it stage them anew
 
@@ -144,13 +145,11 @@ class CatchUp:
         probe = state.probe
         if probe is None or probe.version != self.committed.version:
             return None
-        for other in self.world.serving(self.committed):
-            reference = other.state.probe if other.state is not None else None
-            if reference is None or reference.version != self.committed.version or reference.tokens != probe.tokens:
-                continue
-            found = compare([(other.name, reference), (engine.name, probe)], self.tolerance)
-            return found.text if isinstance(found, Disagreement) else None
-        return None
+        reference = self.references.get(probe.tokens)
+        if reference is None:
+            return None
+        found = compare([reference, (engine.name, probe)], self.tolerance)
+        return found.text if isinstance(found, Disagreement) else None
 
 
 def build_catch_up(
@@ -164,13 +163,16 @@ def build_catch_up(
         if weight_version.metadata.uid == committed.weight_version_uid:
             tokens = weight_version.spec.verify.probe.tokens
             tolerance = Decimal(weight_version.spec.verify.probe.max_abs_logprob_diff)
-    return CatchUp(world, committed, epoch, _known_tokens(world, committed) or tokens, tolerance, deadlines, work)
+    references = _references(world, committed)
+    known = next(iter(references), tokens)  # only the probe that was answered already can be compared
+    return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references)
 
 
-def _known_tokens(world: World, committed: Committed) -> tuple[int, ...] | None:
-    """The probe that engines that serve have answered already: only the same one can be compared."""
+def _references(world: World, committed: Committed) -> dict[tuple[int, ...], tuple[str, ProbeResult]]:
+    """For each probe, the answer of one engine that serves."""
+    found: dict[tuple[int, ...], tuple[str, ProbeResult]] = {}
     for engine in world.serving(committed):
-        probe = engine.state.probe if engine.state is not None else None
+        probe = None if engine.state is None else engine.state.probe
         if probe is not None and probe.version == committed.version:
-            return probe.tokens
-    return None
+            found.setdefault(probe.tokens, (engine.name, probe))
+    return found

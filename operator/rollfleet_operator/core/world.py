@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView, Settings
@@ -163,7 +164,11 @@ class World:
 
     def by_name(self, name: str) -> Engine | None:
         """The engine of a pod."""
-        return next((engine for engine in self.engines if engine.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> dict[str, Engine]:
+        return {engine.name: engine for engine in self.engines}
 
 
 def build_world(observed: Observed) -> World:

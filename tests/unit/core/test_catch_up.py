@@ -239,9 +239,9 @@ def test_c05_a_removed_label_is_restored_and_the_gate_never_depended_on_it() -> 
     assert world.run(30, lambda: world.all_serve(0))
     world.run(1)
     uid = world.uid_of(0)
-    world._change(uid, serving_label=False)
+    world.change(uid, serving_label=False)
     assert world.run(10, lambda: world.pods[uid].view.serving_label)
-    world._change(uid, ready=False)
+    world.change(uid, ready=False)
     world.run(1)
     assert world.all_serve(0)
 

@@ -1,0 +1,121 @@
+"""The pods of the simulated cluster, and the kubelet that starts, restarts and ends them."""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from rollfleet_operator.core.observed import ContainerState, PodView
+from tests.support.simulated_engine import EngineProcess, Store, Temper
+
+
+@dataclass
+class SimulatedPod:
+    """A pod and, while its container runs, the engine in it."""
+
+    view: PodView
+    process: EngineProcess | None = None
+    temper: Temper = field(default_factory=Temper)
+    cut_off_until: float = -1.0  # the operator can't reach it
+    incarnations: int = 0
+
+
+class Kubelet(ABC):
+    """The part of the world that is about pods. Times are seconds of the simulated clock."""
+
+    rng: random.Random
+    time: float
+    store: Store
+    load_s: float
+    temper: Callable[[], Temper]
+    pods: dict[str, SimulatedPod]
+    _serial: int
+
+    @property
+    @abstractmethod
+    def now(self) -> datetime:
+        """The simulated time."""
+
+    @abstractmethod
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Do something then."""
+
+    def create_pod(self, manifest: dict[str, Any]) -> None:
+        """As the API server and the scheduler do it; a name that is taken is none of their business twice."""
+        meta = manifest["metadata"]
+        if any(pod.view.name == meta["name"] for pod in self.pods.values()):
+            return
+        self._serial += 1
+        uid = f"uid-{self._serial}"
+        view = PodView(
+            name=meta["name"],
+            uid=uid,
+            ordinal=int(meta["labels"]["rollfleet.io/engine"]),
+            created=self.now,
+            template_hash=meta["annotations"]["rollfleet.io/template-hash"],
+            serving_label=False,
+            phase="Pending",
+            started=False,
+        )
+        self.pods[uid] = SimulatedPod(view, temper=self.temper())
+        self.later(0.1, lambda: self._start_container(uid))
+
+    def change(self, uid: str, **changes: Any) -> None:
+        """Change what the API server says of a pod."""
+        if uid in self.pods:
+            self.pods[uid].view = replace(self.pods[uid].view, **changes)
+
+    def _start_container(self, uid: str) -> None:
+        if uid not in self.pods or self.pods[uid].view.deleting:
+            return
+        self.change(
+            uid, phase="Running", container=ContainerState.RUNNING, ip=f"198.51.100.{self._serial % 250}", started=False
+        )
+        self.later(self.load_s, lambda: self._come_up(uid))
+
+    def _come_up(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is None or pod.view.deleting or pod.process is not None:
+            return
+        pod.incarnations += 1
+        pod.process = EngineProcess(f"{uid}/{pod.incarnations}", self.store, pod.temper, self.rng)
+        incarnation = pod.incarnations
+        self.later(self.rng.uniform(0.0, 2.0), lambda: self._confirm(uid, incarnation))
+
+    def _confirm(self, uid: str, incarnation: int) -> None:
+        pod = self.pods.get(uid)
+        if pod is not None and pod.process is not None and pod.incarnations == incarnation:
+            self.change(uid, started=True, ready=True)
+
+    def crash(self, uid: str) -> None:
+        """The engine's process dies; the kubelet starts the container again."""
+        pod = self.pods[uid]
+        if pod.process is None:
+            return
+        pod.process = None
+        self.later(0.05, lambda: self._restart_container(uid))
+
+    def _restart_container(self, uid: str) -> None:
+        if uid in self.pods and self.pods[uid].process is None:
+            restarts = self.pods[uid].view.restarts + 1
+            self.change(uid, started=False, ready=False, restarts=restarts, exit_code=1)
+            self.later(self.load_s, lambda: self._come_up(uid))
+
+    def delete_pod(self, uid: str) -> None:
+        """It drains and goes."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.view.deleting:
+            return
+        self.change(uid, deleting=True)
+        if pod.process is not None:
+            pod.process.drain(self.time)
+        self.later(1.0, lambda: self._remove(uid))
+
+    def _remove(self, uid: str) -> None:
+        self.pods.pop(uid, None)
+
+    def cut_off(self, uid: str, seconds: float) -> None:
+        """The operator can't reach the engine for a while."""
+        self.pods[uid].cut_off_until = self.time + seconds

@@ -1,0 +1,56 @@
+"""Updates in the simulated cluster: how tests begin them and look at their ends."""
+
+from typing import Any
+
+from rollfleet_operator.api.rolloutengine import Outcome
+from rollfleet_operator.api.weightversion import Deadlines, Phase
+from rollfleet_operator.core.conditions import find
+from tests.support.builders import make_fleet, make_weight_version
+from tests.support.simulated_world import World
+
+DEADLINES = Deadlines(prepare_seconds=60, quiesce_seconds=30, transfer_seconds=40, verify_seconds=20)
+SLACK_S = 5.0
+
+
+def make_world(replicas: int = 3, version: int = 0, **options: Any) -> World:
+    """A fleet that serves the version."""
+    world = World(make_fleet(replicas=replicas), **options)
+    assert world.run(60, lambda: world.all_serve(0))
+    if version:
+        bump(world, version)
+        assert world.run(60, lambda: world.ended(version) and world.all_serve(version))
+    return world
+
+
+def bump(world: World, version: int, **spec: Any) -> None:
+    """Ask for a version."""
+    world.apply_weight_version(make_weight_version(version, **({"deadlines": DEADLINES} | spec)))
+
+
+def condition(world: World, kind: str) -> tuple[str, str, str]:
+    """(status, reason, message) of the WeightVersion's condition."""
+    found = find(world.status().conditions, kind)
+    assert found is not None
+    return found.status.value, found.reason, found.message
+
+
+def failed(world: World, version: int, reason: str) -> str:
+    """The update failed for this reason, and everybody was told; the message."""
+    status, told, message = condition(world, "Active")
+    assert (status, told) == ("False", reason), message
+    last = world.fleet.status.last_finished
+    assert last is not None
+    assert (last.version, last.outcome, last.reason) == (version, Outcome.FAILED, reason)
+    assert world.status().history[-1].outcome is Outcome.FAILED
+    assert world.status().history[-1].message == last.message
+    return message
+
+
+def phases(world: World) -> list[Phase]:
+    """Phases in the order in which they were recorded."""
+    seen: list[Phase] = []
+    for decision in world.decisions:
+        for write in decision.weight_version_statuses:
+            if not seen or seen[-1] is not write.status.phase:
+                seen.append(write.status.phase)
+    return seen

@@ -1,0 +1,163 @@
+"""Failures of an update, phase by phase: how it ends, and what the fleet serves afterwards."""
+
+import pytest
+
+from rollfleet_engine.guard.states import EngineDied
+from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
+from rollfleet_protocol.state import FailureReason, OperationName
+from tests.support.simulated_engine import fault
+from tests.support.simulated_updates import DEADLINES, SLACK_S, bump, failed, make_world
+from tests.support.simulated_world import slow
+
+
+def test_a_close_that_fails_reopens_the_version_before() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.fails[OperationName.CLOSE] = fault(FailureReason.PAUSE_FAILED, "rank 3 hangs")
+    bump(world, 2)
+    assert world.run(30, lambda: world.ended(2))
+    assert "rank 3 hangs" in failed(world, 2, "PauseFailed")
+    assert world.run(10, lambda: world.all_serve(1))
+    assert world.fleet.status.epoch == world.status().epoch, "nothing was touched: no epoch is burnt"
+
+
+def test_an_engine_that_drains_too_long_ends_it_at_the_deadline_and_all_reopen() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.CLOSE, 1000.0)().seconds
+    bump(world, 2)
+    assert world.run(DEADLINES.quiesce_seconds + SLACK_S, lambda: world.ended(2))
+    assert "qwen-1-0-" in failed(world, 2, "DeadlineExceeded")
+    assert world.run(10, lambda: world.all_serve(1))
+
+
+@pytest.mark.parametrize("step", [OperationName.TRANSFER, OperationName.VERIFY])
+def test_a_failure_after_the_first_touch_burns_the_epoch_and_restores_the_version(step: OperationName) -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.fails[step] = fault(
+        FailureReason.COVERAGE_FAILED, "layers.3.mlp: 12 of 16 loaded"
+    )
+    bump(world, 2)
+    assert world.run(30, lambda: world.ended(2))
+    assert "layers.3.mlp" in failed(world, 2, "CoverageFailed")
+    assert world.fleet.status.epoch > world.status().epoch
+    assert world.run(30, lambda: world.all_serve(1))
+    assert world.committed_versions == [0, 1]
+
+
+def test_version_zero_is_restored_from_the_model_itself() -> None:
+    world = make_world()
+    world.pods[world.uid_of(0)].temper.fails[OperationName.VERIFY] = fault(FailureReason.CACHE_RESET_FAILED, "mm cache")
+    bump(world, 1)
+    assert world.run(30, lambda: world.ended(1))
+    failed(world, 1, "CacheResetFailed")
+    assert world.run(30, lambda: world.all_serve(0))
+    assert {pod.process.state.weights.source for pod in world.pods.values() if pod.process} == {"model"}
+
+
+def test_a_transfer_that_hangs_ends_at_its_deadline() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.TRANSFER, 60.0)().seconds
+    bump(world, 2)
+    assert world.run(DEADLINES.transfer_seconds + SLACK_S, lambda: world.ended(2))
+    assert "Transferring did not end within 40 s" in failed(world, 2, "DeadlineExceeded")
+    assert world.run(150, lambda: world.all_serve(1))
+
+
+def test_probes_that_disagree_fail_it_and_name_the_engines() -> None:
+    world = make_world(version=1)
+    bump(world, 2, verify=VerifySpec(probe=Probe(tokens=(4, 5, 6), max_abs_logprob_diff="0.01")))
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.pods[world.uid_of(2)].temper.skew = 0.5
+    assert world.run(30, lambda: world.ended(2))
+    message = failed(world, 2, "ProbesDisagree")
+    assert "qwen-2-0-" in message
+    assert "allowed is 0.01" in message
+    world.pods[world.uid_of(2)].temper.skew = 0.0
+    assert world.run(30, lambda: world.all_serve(1))
+
+
+@pytest.mark.parametrize("phase", [Phase.TRANSFERRING, Phase.VERIFYING])
+def test_an_engine_that_dies_is_out_and_the_others_commit(phase: Phase) -> None:
+    world = make_world(version=1, load_s=2.0)
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(phase))
+    world.crash(world.uid_of(1))
+    assert world.run(30, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    assert world.status().history[-1].message == "1 engines of the update join later"
+    assert world.run(30, lambda: world.all_serve(2))
+
+
+def test_where_every_engine_dies_it_fails_and_the_version_is_restored() -> None:
+    world = make_world(version=1, load_s=2.0)
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    for uid in list(world.pods):
+        world.crash(uid)
+    assert world.run(30, lambda: world.ended(2))
+    failed(world, 2, "EnginesLost")
+    assert world.run(30, lambda: world.all_serve(1))
+
+
+def test_fails_are_told_once_as_a_warning() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.fails[OperationName.TRANSFER] = fault(FailureReason.TRANSFER_FAILED, "boom")
+    bump(world, 2)
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(1))
+    told = [event for event in world.events if event.kind == "WeightVersion" and event.type == "Warning"]
+    assert [(event.reason, "boom" in event.message) for event in told] == [("TransferFailed", True)]
+
+
+@pytest.mark.parametrize("how", ["its container is down", "its pod is gone"])
+def test_an_engine_that_does_not_answer_while_quiescing_is_fenced_by_the_api_servers_word(how: str) -> None:
+    world = make_world(version=1)
+    world.load_s = 50.0
+    uid = world.uid_of(1)
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.QUIESCING))
+    world.cut_off(uid, 1000)
+    world.run(3)
+    assert world.in_phase(Phase.QUIESCING)
+    if how == "its pod is gone":
+        world.delete_pod(uid)
+    else:
+        world.crash(uid)
+    assert world.run(5, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    assert world.open_versions() == [2, 2]
+
+
+def test_an_engine_that_does_not_answer_while_quiescing_ends_it_at_the_deadline() -> None:
+    world = make_world(version=1)
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.QUIESCING))
+    world.cut_off(world.uid_of(1), DEADLINES.quiesce_seconds + 30)
+    assert world.run(DEADLINES.quiesce_seconds + SLACK_S, lambda: world.ended(2))
+    assert "may be open and does not answer" in failed(world, 2, "EngineUnreachable")
+    assert world.run(60, lambda: world.all_serve(1))
+
+
+def test_an_armed_engine_that_falls_silent_is_waited_for_and_then_fails_the_update() -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda _: 0.5
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.cut_off(world.uid_of(1), DEADLINES.transfer_seconds + 10)
+    begun = world.time
+    while not world.ended(2):
+        world.step()
+        assert world.open_versions() == []
+        assert world.time < begun + DEADLINES.transfer_seconds + SLACK_S
+    failed(world, 2, "EngineUnreachable")
+    assert world.run(60, lambda: world.all_serve(1))
+
+
+def test_an_engine_whose_core_dies_is_out() -> None:
+    world = make_world(version=1)
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.process_of(1).apply(EngineDied(), world.time)
+    assert world.run(10, lambda: world.ended(2))
+    assert world.open_versions() == [2, 2]
+    world.crash(world.uid_of(1))
+    assert world.run(30, lambda: world.all_serve(2))

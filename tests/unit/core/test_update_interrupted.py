@@ -1,0 +1,156 @@
+"""Updates that are interrupted: bumped again, deleted, an operator that goes, commands that arrive late."""
+
+import pytest
+
+from rollfleet_operator.api.rolloutengine import Outcome
+from rollfleet_operator.api.weightversion import Phase
+from rollfleet_protocol.commands import Open
+from rollfleet_protocol.state import OperationName
+from tests.support.simulated_updates import bump, make_world
+from tests.support.simulated_world import slow
+
+
+def test_an_open_that_is_still_on_its_way_opens_nobody_later() -> None:
+    """A late joiner's Open of the old version arrives after everybody was quiesced for the new one."""
+    world = make_world(version=1, load_s=2.0)
+    world.crash(world.uid_of(2))
+    world.hold = lambda command: isinstance(command, Open)
+    assert world.run(30, lambda: bool(world.held))
+    bump(world, 2)
+    assert world.run(30, lambda: world.in_phase(Phase.VERIFYING))
+    assert world.release() > 0
+    assert world.run(30, lambda: world.ended(2) and world.all_serve(2))
+
+
+def test_a_joiner_opens_under_the_epoch_before_while_others_stage() -> None:
+    """It joins while the update prepares, and what it was told then counts no more once the update goes on."""
+    world = make_world(version=1, load_s=1.0)
+    world.pods[world.uid_of(0)].temper.seconds = slow(OperationName.PREPARE, 8.0)().seconds
+    world.crash(world.uid_of(2))
+    bump(world, 2)
+    world.hold = lambda command: isinstance(command, Open)
+    assert world.run(8, lambda: bool(world.held))
+    assert world.in_phase(Phase.PREPARING)
+    (call,) = {call.command for call in world.held}
+    assert call.epoch < world.fleet.status.epoch
+    assert world.run(30, lambda: world.in_phase(Phase.VERIFYING))
+    assert world.release() > 0
+    assert world.run(30, lambda: world.ended(2) and world.all_serve(2))
+
+
+def test_bumped_before_the_touch_it_reopens_and_starts_anew() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.CLOSE, 5.0)().seconds
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.QUIESCING) and world.open_versions() != [1, 1, 1])
+    bump(world, 3)
+    assert world.run(5, lambda: world.open_versions() == [1, 1, 1])
+    assert world.run(30, lambda: world.ended(3) and world.all_serve(3))
+    assert [(entry.version, entry.outcome) for entry in world.status().history] == [
+        (1, Outcome.ACTIVE),
+        (2, Outcome.SUPERSEDED),
+        (3, Outcome.ACTIVE),
+    ]
+    assert world.committed_versions == [0, 1, 3]
+
+
+def test_bumped_after_the_touch_it_goes_straight_on() -> None:
+    world = make_world(version=1)
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.run(0.05)
+    bump(world, 3)
+    begun = world.time
+    while not world.ended(3):
+        world.step()
+        assert set(world.open_versions()) <= {3}, "the version before reopens no more"
+        assert world.time < begun + 30
+    assert world.status().history[-2].outcome is Outcome.SUPERSEDED
+    assert world.run(10, lambda: world.all_serve(3))
+    assert world.committed_versions == [0, 1, 3]
+
+
+def test_bumped_while_opening_the_committed_one_counts_as_active() -> None:
+    world = make_world(version=1)
+    world.hold = lambda command: isinstance(command, Open) and command.version == 2
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(Phase.OPENING))
+    bump(world, 3)
+    world.run(0.1)
+    world.release()
+    assert world.run(30, lambda: world.ended(3) and world.all_serve(3))
+    assert [entry.outcome for entry in world.status().history] == [Outcome.ACTIVE] * 3
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING])
+def test_deleted_in_mid_update_the_fleet_returns_to_what_is_committed(phase: Phase) -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda _: 0.5
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(phase))
+    world.run(0.2)
+    del world.weight_versions["qwen-policy"]
+    assert world.run(30, lambda: world.all_serve(1))
+    assert world.committed_versions == [0, 1]
+    assert all(pod.process is None or pod.process.state.staged is None for pod in world.pods.values())
+
+
+def test_deleted_after_the_commit_the_fleet_opens_and_stays() -> None:
+    world = make_world(version=1)
+    world.hold = lambda command: isinstance(command, Open)
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(Phase.OPENING))
+    del world.weight_versions["qwen-policy"]
+    world.release()
+    assert world.run(30, lambda: world.all_serve(2))
+
+
+def test_one_engine_that_does_not_open_does_not_keep_it_from_being_active() -> None:
+    world = make_world(version=1)
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(Phase.VERIFYING))
+    world.hold = lambda command: isinstance(command, Open)
+    assert world.run(5, lambda: world.in_phase(Phase.OPENING))
+    world.cut_off(world.uid_of(0), 100)
+    world.hold = lambda _: False
+    assert world.run(70, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    assert world.run(100, lambda: world.all_serve(2))
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.PENDING, Phase.PREPARING, Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING]
+)
+def test_an_operator_that_comes_back_goes_on_where_the_one_before_was(phase: Phase) -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda _: 0.4
+    bump(world, 2)
+    if phase is not Phase.PENDING:
+        assert world.run(10, lambda: world.in_phase(phase))
+    world.restart_operator(down_s=90.0)
+    assert world.run(200, lambda: world.ended(2) and world.all_serve(2))
+    assert world.status().phase is Phase.ACTIVE
+
+
+def test_an_operator_without_any_memory_between_passes_finishes_all_the_same() -> None:
+    world = make_world(version=1)
+    world.forget_everything = True
+    bump(world, 2)
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
+    assert world.status().phase is Phase.ACTIVE
+
+
+def test_pods_stay_as_they_are_while_an_update_runs() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(0)].temper.seconds = slow(OperationName.TRANSFER, 5.0)().seconds
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(Phase.TRANSFERRING))
+    spec = world.fleet.spec.model_copy(update={"replicas": 1, "image": "registry.example/engine:2"})
+    world.fleet = world.fleet.model_copy(update={"spec": spec})
+    pods = set(world.pods)
+    while not world.ended(2):
+        assert set(world.pods) == pods
+        world.step()
+    assert world.run(30, lambda: len(world.pods) == 1 and world.all_serve(2) and set(world.pods).isdisjoint(pods))
