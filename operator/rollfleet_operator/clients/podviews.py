@@ -7,6 +7,7 @@ from rollfleet_operator.api.meta import ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL
 from rollfleet_operator.clients.errors import clipped
 from rollfleet_operator.core.observed import ContainerState, PodView
 from rollfleet_operator.ports import Manifest
+from rollfleet_protocol.termination import summary
 
 ENGINE_CONTAINER = "engine"
 NO_ORDINAL = -1  # of a pod whose label was tampered with
@@ -16,10 +17,12 @@ def pod_view(pod: Manifest) -> PodView:
     """The view of one engine's pod."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     container = _engine_status(status)
-    state, message = _container_state(container)
+    state = _container_state(container)
+    last = _last_termination(container)
+    # What the kubelet waits for says nothing of the cause: the engine's own last words stand beside it.
+    message = "; ".join(text for text in (_words(_waiting(container)), _last_words(last)) if text)
     scheduled = _condition(status, "PodScheduled")
     unschedulable = scheduled.get("status") == "False"
-    last = _last_termination(container)
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -36,7 +39,7 @@ def pod_view(pod: Manifest) -> PodView:
         container_id=container.get("containerID", ""),
         restarts=container.get("restartCount", 0),
         exit_code=last.get("exitCode"),
-        message=clipped(_words(scheduled) if unschedulable else message or _words(last) or status.get("message", "")),
+        message=clipped(_words(scheduled) if unschedulable else message or status.get("message", "")),
         unschedulable=unschedulable,
         started=container.get("started") is not False,
     )
@@ -49,15 +52,18 @@ def _engine_status(status: Manifest) -> Manifest:
     return {}
 
 
-def _container_state(container: Manifest) -> tuple[ContainerState, str]:
+def _container_state(container: Manifest) -> ContainerState:
     state: dict[str, Any] = container.get("state") or {}
-    if "running" in state:
-        return ContainerState.RUNNING, ""
-    if "terminated" in state:
-        return ContainerState.TERMINATED, _words(state["terminated"])
-    if "waiting" in state:
-        return ContainerState.WAITING, _words(state["waiting"])
-    return ContainerState.UNKNOWN, ""
+    known = {
+        "running": ContainerState.RUNNING,
+        "terminated": ContainerState.TERMINATED,
+        "waiting": ContainerState.WAITING,
+    }
+    return next((known[name] for name in known if name in state), ContainerState.UNKNOWN)
+
+
+def _waiting(container: Manifest) -> Manifest:
+    return dict((container.get("state") or {}).get("waiting") or {})
 
 
 def _last_termination(container: Manifest) -> Manifest:
@@ -66,6 +72,11 @@ def _last_termination(container: Manifest) -> Manifest:
         if terminated:
             return dict(terminated)
     return {}
+
+
+def _last_words(terminated: Manifest) -> str:
+    """Reason and the launcher's message, or whatever else stands in its place."""
+    return _words({**terminated, "message": summary(terminated.get("message", ""))})
 
 
 def _words(part: Manifest) -> str:

@@ -55,3 +55,11 @@ def test_other_containers_and_tampered_labels() -> None:
     sidecar = {"name": "istio-proxy", "state": {"running": {}}}
     view = pod_view(make_pod(labels={"rollfleet.io/engine": "x"}, containerStatuses=[sidecar]))
     assert (view.ordinal, view.container) == (NO_ORDINAL, ContainerState.UNKNOWN)
+
+
+def test_the_launchers_message_is_told_in_words_beside_what_the_kubelet_waits_for() -> None:
+    message = '{"exitCode":1,"error":"ValueError: no memory","logTail":["..."]}'
+    last = {"terminated": {"exitCode": 1, "reason": "Error", "message": message}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    view = pod_view(make_pod(container={"state": waiting, "lastState": last, "restartCount": 2}))
+    assert view.message == "CrashLoopBackOff: back-off 10s; Error: ValueError: no memory"
