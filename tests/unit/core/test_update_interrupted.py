@@ -6,7 +6,8 @@ from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.weightversion import Phase
 from rollfleet_protocol.commands import Open
 from rollfleet_protocol.state import OperationName
-from tests.support.simulated_updates import bump, make_world
+from tests.support.builders import make_weight_version
+from tests.support.simulated_updates import bump, condition, make_world
 from tests.support.simulated_world import slow
 
 
@@ -154,3 +155,34 @@ def test_pods_stay_as_they_are_while_an_update_runs() -> None:
         assert set(world.pods) == pods
         world.step()
     assert world.run(30, lambda: len(world.pods) == 1 and world.all_serve(2) and set(world.pods).isdisjoint(pods))
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.QUIESCING, Phase.TRANSFERRING])
+def test_bumped_to_what_is_not_accepted_the_fleet_returns_to_what_is_committed(phase: Phase) -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda _: 0.5
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(phase))
+    world.run(0.1)
+    bump(world, 3, path="../elsewhere")
+    assert world.run(30, lambda: world.all_serve(1))
+    world.run(20)
+    assert condition(world, "Accepted")[:2] == ("False", "InvalidSpec")
+    assert "spec.source.checkpoint.path" in condition(world, "Active")[2]
+    assert world.status().phase is Phase.PENDING
+    assert world.committed_versions == [0, 1]
+    bump(world, 4)
+    assert world.run(30, lambda: world.ended(4) and world.all_serve(4))
+
+
+def test_made_again_under_the_same_name_it_must_name_a_higher_version() -> None:
+    world = make_world(version=5)
+    del world.weight_versions["qwen-policy"]
+    world.run(5)
+    world.apply_weight_version(make_weight_version(5, uid="made-again"))
+    world.run(20)
+    assert world.all_serve(5)
+    assert condition(world, "Accepted")[1] == "VersionNotHigher"
+    world.apply_weight_version(make_weight_version(6, uid="made-again"))
+    assert world.run(30, lambda: world.ended(6) and world.all_serve(6))
