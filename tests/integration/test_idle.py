@@ -46,6 +46,8 @@ async def test_c31_an_idle_fleet_is_not_written_to(world: World) -> None:
     annotated = await world.revisions()
     assert {name for name in annotated if annotated[name] != revisions[name]} >= {f"RolloutEngine/{world.fleet}"}
     await watched_for(world, 8, annotated, writes)
+    # By now a watch that is dead, or that nobody reads, would have been found out.
+    assert await world.operator.status("/healthz") == 200
 
 
 async def test_c31_a_restarted_operator_writes_nothing_to_an_idle_fleet(world: World) -> None:

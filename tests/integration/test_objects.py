@@ -1,5 +1,7 @@
 """What a RolloutEngine brings into being, and that it goes away with it."""
 
+import pytest
+
 from rollfleet_operator.api.meta import FIELD_MANAGER
 from rollfleet_operator.ports import (
     DEPLOYMENTS,
@@ -74,23 +76,27 @@ async def test_a_deleted_pod_is_replaced_and_a_smaller_fleet_has_fewer(world: Wo
     await until(one_left, 60)
 
 
-async def test_c05_a_removed_serving_label_is_restored(world: World) -> None:
+@pytest.mark.parametrize("label", ["rollfleet.io/serving", "rollfleet.io/fleet", "rollfleet.io/component"])
+async def test_c05_a_removed_label_is_restored(world: World, label: str) -> None:
+    """Any of them: a pod that no selector finds any more serves all the same, and must not be lost sight of."""
     await world.operator.start()
     await world.create_fleet(2)
     await world.serving(2)
     victim, other = await world.pods()
     name = victim["metadata"]["name"]
-    label = "rollfleet.io/serving"
     assert victim["metadata"]["labels"][label] == other["metadata"]["labels"][label] == "true"
     removed = await world.cluster.merge_patch(PODS, world.namespace, name, {"metadata": {"labels": {label: None}}})
     assert label not in removed["metadata"]["labels"]
 
     async def restored() -> bool:
         pod = await world.cluster.get(PODS, world.namespace, name)
-        return bool(pod["metadata"]["labels"].get(label) == "true")
+        return bool(pod["metadata"]["labels"].get(label) == victim["metadata"]["labels"][label])
 
     await until(restored, 5, world.operator.log)
     assert (await world.read_fleet())["status"]["servingReplicas"] == 2
+    assert [pod["metadata"]["uid"] for pod in await world.pods()] == [pod["metadata"]["uid"] for pod in (victim, other)]
+    await world.bump(1)
+    await world.active(1)
 
 
 async def test_children_that_were_edited_or_deleted_come_back(world: World) -> None:

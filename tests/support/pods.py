@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollfleet_operator.api.meta import ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL_FLEET
+from rollfleet_operator.api.meta import ANNOTATION_TEMPLATE, LABEL_COMPONENT, LABEL_ENGINE, LABEL_FLEET
 
 
 def make_pod(
@@ -28,7 +28,8 @@ def make_pod(
             "uid": uid,
             "resourceVersion": str(revision),
             "creationTimestamp": "2026-11-29T12:00:00Z",
-            "labels": {LABEL_FLEET: fleet, LABEL_ENGINE: "0"} | (labels or {}),
+            "ownerReferences": [{"kind": "RolloutEngine", "name": fleet, "uid": "f-1", "controller": True}],
+            "labels": {LABEL_FLEET: fleet, LABEL_COMPONENT: "engine", LABEL_ENGINE: "0"} | (labels or {}),
             "annotations": {ANNOTATION_TEMPLATE: "t-1"} | (annotations or {}),
         },
         "spec": {"nodeName": "node-0"},

@@ -33,10 +33,13 @@ class Intake:
             self._records.queue.put(key_of(body["metadata"]["namespace"], name))
 
     def pod(self, kind: str | None, body: Manifest) -> None:
-        """An engine's pod changed. Only what decisions see of it is news."""
+        """An engine's pod changed. Only what decisions see of it is news.
+
+        To a watch by label, a pod that lost the label is deleted. It may serve all the same.
+        """
         self._records.ledger.told(PODS, body, deleted=kind == "DELETED")
         uid, pods = body["metadata"]["uid"], self._records.pods
-        key = pods.remove(uid) if kind == "DELETED" else pods.upsert(body, added=kind == "ADDED")
+        key = pods.doubt(uid) if kind == "DELETED" else pods.upsert(body)
         if key is not None:
             self._records.followers.hurry(key, uid)
             self._records.queue.put(key)

@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
+from rollfleet_operator.api.meta import LABEL_ENGINE
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
-from rollfleet_operator.core.observed import Observed, Settings
-from rollfleet_operator.ports import ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
+from rollfleet_operator.core.observed import Observed, PodView, Settings
+from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.records import Records
-from rollfleet_operator.runtime.store import split_key
+from rollfleet_operator.runtime.store import our_labels, split_key
 from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
 
@@ -77,7 +78,8 @@ class Observer:
         if read.fleet is None:
             raise NotFound(f"RolloutEngine {key}")
         ca_bundle = await self._certificates.ensure(fleet)
-        pods = self._records.pods.pods(key)
+        await asyncio.gather(*(self._look_at(key, view) for view in self._records.pods.doubtful(key)))
+        pods = self._records.pods.pods(key, fleet.metadata.uid)
         self._records.followers.ensure(key, identity_of(fleet), pods)
         if fleet.metadata.uid not in self._met:
             # After a restart the first thing that is said of a fleet must not be that nobody knows its engines.
@@ -93,6 +95,24 @@ class Observer:
             children=dict(self._records.children.hashes(key)),
         )
         return Seen(observed, read.fleet, read.weight_versions)
+
+    async def _look_at(self, key: str, view: PodView) -> None:
+        """A pod that may be gone, or has lost our labels: forget it, or label it again."""
+        namespace, fleet = split_key(key)
+        try:
+            pod = await self._cluster.get(PODS, namespace, view.name)
+        except NotFound:
+            self._records.pods.remove(view.uid)
+            return
+        if pod["metadata"]["uid"] != view.uid:
+            self._records.pods.remove(view.uid)
+            return
+        labels = pod["metadata"].get("labels") or {}
+        wanted = our_labels(fleet) | ({LABEL_ENGINE: str(view.ordinal)} if view.ordinal >= 0 else {})
+        if any(labels.get(name) != value for name, value in wanted.items()):
+            patch = {"metadata": {"uid": view.uid, "labels": wanted}}
+            pod = await self._cluster.merge_patch(PODS, namespace, view.name, patch)
+        self._records.pods.upsert(pod)
 
     async def _fleet(self, namespace: str, name: str) -> Manifest | None:
         try:

@@ -20,7 +20,9 @@ class Records:
     ledger: WatchLedger = field(default_factory=WatchLedger)
 
     def forget(self, key: str) -> None:
-        """The fleet is gone."""
+        """The fleet is gone; the garbage collector takes its pods, and what no watch sees of them is over."""
+        for view in self.pods.doubtful(key):
+            self.pods.remove(view.uid)
         self.queue.forget(key)
         self.followers.forget(key)
         self.fleets.remove(key)

@@ -2,9 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rollfleet_operator.api.meta import LABEL_FLEET
+from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.observed import PodView
@@ -29,11 +29,26 @@ def revision(manifest: Manifest) -> int:
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
+def fleet_of(pod: Manifest) -> tuple[str, str] | None:
+    """Name and uid of the RolloutEngine that controls the pod. Labels are edited now and then, owners hardly ever."""
+    for owner in pod["metadata"].get("ownerReferences") or ():
+        if owner.get("controller") and owner.get("kind") == "RolloutEngine":
+            return str(owner["name"]), str(owner["uid"])
+    return None
+
+
+def our_labels(fleet: str) -> dict[str, str]:
+    """Labels by which watches, Services and people find an engine's pod."""
+    return {LABEL_FLEET: fleet, LABEL_COMPONENT: "engine"}
+
+
 @dataclass(frozen=True)
 class _Kept:
     key: str
+    owner_uid: str
     view: PodView
     revision: int
+    in_doubt: bool  # its labels are not ours any more, or a watch by label lost sight of it
 
 
 class PodStore:
@@ -44,26 +59,34 @@ class PodStore:
         self._by_key: dict[str, set[str]] = {}
         self._gone: OrderedDict[str, None] = OrderedDict()  # uids: a late answer must not bring a pod back
 
-    def upsert(self, pod: Manifest, *, added: bool = False) -> str | None:
-        """Take a newer version of a pod. The fleet's key where that changed what decisions see, else None.
+    def upsert(self, pod: Manifest) -> str | None:
+        """Take a newer version of a pod. The fleet's key where that changed what decisions see, else None."""
+        metadata, owner = pod["metadata"], fleet_of(pod)
+        uid, known = metadata["uid"], self._pods.get(metadata["uid"])
+        if owner is None or uid in self._gone:
+            return None
+        if known is not None and (
+            known.revision > revision(pod) or (known.revision == revision(pod) and not known.in_doubt)
+        ):
+            return None
+        labels = metadata.get("labels") or {}
+        in_doubt = any(labels.get(name) != value for name, value in our_labels(owner[0]).items())
+        kept = _Kept(key_of(metadata["namespace"], owner[0]), owner[1], pod_view(pod), revision(pod), in_doubt)
+        self._pods[uid] = kept
+        self._by_key.setdefault(kept.key, set()).add(uid)
+        return kept.key if known is None or known.view != kept.view or in_doubt else None
 
-        `added`: a watch says that the pod has come; then it has, even if it went away before by losing its label.
-        """
-        metadata = pod["metadata"]
-        if added:
-            self._gone.pop(metadata["uid"], None)
-        fleet = (metadata.get("labels") or {}).get(LABEL_FLEET)
-        if not fleet or metadata["uid"] in self._gone:
+    def doubt(self, uid: str) -> str | None:
+        """A watch by label lost sight of the pod: it is gone, or somebody took the label off. The fleet's key."""
+        known = self._pods.get(uid)
+        if known is None:
             return None
-        known = self._pods.get(metadata["uid"])
-        if known is not None and known.revision >= revision(pod):
-            return None
-        key, view = key_of(metadata["namespace"], fleet), pod_view(pod)
-        if known is not None and known.key != key:
-            self._by_key[known.key].discard(metadata["uid"])
-        self._pods[metadata["uid"]] = _Kept(key, view, revision(pod))
-        self._by_key.setdefault(key, set()).add(metadata["uid"])
-        return key if known is None or known.view != view or known.key != key else None
+        self._pods[uid] = replace(known, in_doubt=True)
+        return known.key
+
+    def doubtful(self, key: str) -> tuple[PodView, ...]:
+        """The fleet's pods that must be looked at one by one."""
+        return tuple(self._pods[uid].view for uid in self._by_key.get(key, ()) if self._pods[uid].in_doubt)
 
     def remove(self, uid: str) -> str | None:
         """The pod is gone. The fleet's key where it was known."""
@@ -78,9 +101,10 @@ class PodStore:
             del self._by_key[known.key]
         return known.key
 
-    def pods(self, key: str) -> tuple[PodView, ...]:
-        """The fleet's pods in a stable order."""
-        views = [self._pods[uid].view for uid in self._by_key.get(key, ())]
+    def pods(self, key: str, owner_uid: str) -> tuple[PodView, ...]:
+        """The fleet's pods in a stable order; not those of a deleted fleet of the same name."""
+        kept = [self._pods[uid] for uid in self._by_key.get(key, ())]
+        views = [one.view for one in kept if one.owner_uid == owner_uid]
         return tuple(sorted(views, key=lambda view: (view.ordinal, view.created, view.name)))
 
     def snapshot(self, namespace: str | None) -> dict[str, int]:
@@ -94,7 +118,7 @@ class PodStore:
     def reconcile_list(self, before: dict[str, int], listed: Iterable[Manifest]) -> tuple[set[str], list[Manifest]]:
         """Repair from a list read after `before` was taken: keys that changed, and pods that no watch had told of.
 
-        A pod that was known before, has not changed since and is not in the list is gone.
+        A pod that was known before, has not changed since and is not in the list is gone, or has lost its label.
         """
         pods = list(listed)
         untold = [pod for pod in pods if self._is_untold(pod)]
@@ -104,7 +128,7 @@ class PodStore:
             kept = self._pods.get(uid)
             if uid not in present and kept is not None and kept.revision == known_revision:
                 keys.add(kept.key)
-                self.remove(uid)
+                self.doubt(uid)
         return keys, untold
 
     def keys(self) -> set[str]:

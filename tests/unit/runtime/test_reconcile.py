@@ -174,7 +174,7 @@ async def test_all_of_a_decision_is_carried_out_with_the_status_first(desk: Desk
     assert desk.stored("rolloutengines", "qwen")["status"]["epoch"] == 3
     assert desk.stored("weightversions", "policy")["status"]["phase"] == "Preparing"
     assert desk.records.children.hashes(KEY) == {"Service/qwen": "h-1"}
-    views = {pod.uid: pod.serving_label for pod in desk.records.pods.pods(KEY)}
+    views = {pod.uid: pod.serving_label for pod in desk.records.pods.pods(KEY, "f-1")}
     assert views == {"p-1": False, "p-2": True}
     assert await desk.said() == ["it is made"]
     assert not await desk.is_due(3600)
@@ -223,7 +223,7 @@ async def test_what_fails_stops_nothing_else_and_is_said(desk: Desk) -> None:
         weight_version_statuses=(WeightVersionStatusWrite("policy", WeightVersionStatus(epoch=3)),),
     )
     await desk.run()
-    assert [pod.uid for pod in desk.records.pods.pods(KEY)] == ["p-2"]
+    assert [pod.uid for pod in desk.records.pods.pods(KEY, "f-1")] == ["p-2"]
     assert desk.stored("weightversions", "policy")["status"]["epoch"] == 3
     assert desk.records.children.hashes(KEY) == {}
     said = await desk.said()
@@ -262,14 +262,14 @@ async def test_a_pod_that_was_replaced_under_the_same_name_is_left_alone(desk: D
     desk.decision = Decision(actions=(DeletePod("qwen-0-0-abcde", "p-1", "too many"),))
     await desk.run()
     assert desk.stored("pods", "qwen-0-0-abcde")["metadata"]["uid"] == "p-2"
-    assert [pod.uid for pod in desk.records.pods.pods(KEY)] == []
+    assert [pod.uid for pod in desk.records.pods.pods(KEY, "f-1")] == []
 
 
 async def test_a_pod_that_was_made_before_is_taken_as_it_is(desk: Desk) -> None:
     desk.cluster.put(PODS, "rl", make_pod(uid="p-7"))
     desk.decision = Decision(actions=(CreatePod(make_pod(uid="")),))
     await desk.run()
-    assert [pod.uid for pod in desk.records.pods.pods(KEY)] == ["p-7"]
+    assert [pod.uid for pod in desk.records.pods.pods(KEY, "f-1")] == ["p-7"]
     assert await desk.said() == []
 
 
@@ -300,6 +300,9 @@ async def test_a_fleet_that_is_gone_is_forgotten_and_its_weight_versions_are_tol
     desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version())
     await desk.run()
     assert (desk.followers.count(), desk.records.fleets.all()) == (0, [])
+    desk.records.pods.doubt("p-1")
+    await desk.run()
+    assert desk.records.pods.keys() == set()
     assert desk.stored("weightversions", "policy")["status"]["observedGeneration"] == 7
 
 
@@ -309,6 +312,31 @@ async def test_a_fleet_that_is_being_deleted_is_left_to_the_garbage_collector(de
     await desk.run()
     assert desk.observed is None
     assert desk.writes() == []
+
+
+async def test_a_pod_that_lost_our_labels_is_labelled_again(desk: Desk) -> None:
+    desk.records.pods.upsert(make_pod(revision=1))
+    bare = make_pod()
+    bare["metadata"]["labels"] = {"app": "theirs"}
+    desk.cluster.put(PODS, "rl", bare)
+    desk.records.pods.doubt("p-1")
+    await desk.run()
+    expected = {"rollfleet.io/fleet": "qwen", "rollfleet.io/component": "engine", "rollfleet.io/engine": "0"}
+    assert desk.stored("pods", "qwen-0-0-abcde")["metadata"]["labels"] == expected | {"app": "theirs"}
+    assert desk.observed is not None
+    assert [pod.uid for pod in desk.observed.pods] == ["p-1"]
+    assert desk.records.pods.doubtful(KEY) == ()
+
+
+@pytest.mark.parametrize("successor", [None, "p-2"])
+async def test_a_pod_that_is_gone_is_forgotten_by_the_next_pass(desk: Desk, successor: str | None) -> None:
+    desk.records.pods.upsert(make_pod(revision=1))
+    if successor:
+        desk.cluster.put(PODS, "rl", make_pod(uid=successor))
+    desk.records.pods.doubt("p-1")
+    await desk.run()
+    assert desk.observed is not None
+    assert desk.observed.pods == ()
 
 
 async def test_what_a_pass_sees(desk: Desk) -> None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from rollfleet_operator.api.meta import LABEL_SERVING
 from rollfleet_operator.runtime.store import ChildStore, PodStore, says
 from tests.support.pods import make_pod
@@ -13,7 +15,7 @@ def test_a_newer_version_wins_whatever_the_order_of_arrival() -> None:
     store = PodStore()
     assert store.upsert(make_pod(revision=9, podIP="198.18.64.9")) == KEY
     assert store.upsert(make_pod(revision=8, podIP="198.18.64.8")) is None
-    assert [pod.ip for pod in store.pods(KEY)] == ["198.18.64.9"]
+    assert [pod.ip for pod in store.pods(KEY, "f-1")] == ["198.18.64.9"]
     assert store.upsert(make_pod(revision=10, podIP="198.18.64.10")) == KEY
 
 
@@ -35,33 +37,44 @@ def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
     store.upsert(make_pod(revision=1))
     assert store.remove("p-1") == KEY
     assert store.upsert(make_pod(revision=2)) is None
-    assert store.pods(KEY) == ()
+    assert store.pods(KEY, "f-1") == ()
     assert store.keys() == set()
 
 
-def test_a_pod_that_got_its_label_back_is_known_again() -> None:
+def test_a_pod_that_a_watch_lost_sight_of_stays_until_it_was_looked_at() -> None:
     store = PodStore()
     store.upsert(make_pod(revision=1))
-    store.remove("p-1")  # what a selecting watch says when the label is removed
-    assert store.upsert(make_pod(revision=3), added=True) == KEY
+    assert store.doubt("p-1") == KEY
+    assert [pod.uid for pod in store.pods(KEY, "f-1")] == [pod.uid for pod in store.doubtful(KEY)] == ["p-1"]
+    store.upsert(make_pod(revision=1))
+    assert store.doubtful(KEY) == ()
 
 
-def test_a_pod_without_a_fleet_is_not_ours() -> None:
+@pytest.mark.parametrize("label", ["rollfleet.io/fleet", "rollfleet.io/component"])
+def test_a_pod_whose_labels_were_edited_is_still_its_owners(label: str) -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1))
+    assert store.upsert(make_pod(revision=2, labels={label: "other"})) == KEY
+    assert [pod.uid for pod in store.doubtful(KEY)] == ["p-1"]
+    store.upsert(make_pod(revision=3))
+    assert store.doubtful(KEY) == ()
+
+
+@pytest.mark.parametrize("owner", [[], [{"kind": "ReplicaSet", "name": "qwen", "uid": "r-1", "controller": True}]])
+def test_a_pod_of_another_owner_is_not_ours(owner: list[dict[str, Any]]) -> None:
     store = PodStore()
     pod = make_pod()
-    del pod["metadata"]["labels"]["rollfleet.io/fleet"]
+    pod["metadata"]["ownerReferences"] = owner
     assert store.upsert(pod) is None
 
 
-def test_a_pod_moves_with_its_label() -> None:
+def test_pods_of_a_deleted_fleet_of_the_same_name_are_not_the_new_ones() -> None:
     store = PodStore()
-    store.upsert(make_pod(revision=1))
-    assert store.upsert(make_pod(revision=2, fleet="other")) == "rl/other"
-    assert store.pods(KEY) == ()
-    assert [pod.uid for pod in store.pods("rl/other")] == ["p-1"]
+    store.upsert(make_pod())
+    assert store.pods(KEY, "f-2") == ()
 
 
-def test_a_list_removes_what_is_gone_and_adds_what_no_watch_told() -> None:
+def test_a_list_casts_doubt_on_what_is_gone_and_adds_what_no_watch_told() -> None:
     store = PodStore()
     store.upsert(make_pod(uid="gone", name="qwen-0-0-a"))
     store.upsert(make_pod(uid="stays", name="qwen-1-0-b"))
@@ -71,7 +84,8 @@ def test_a_list_removes_what_is_gone_and_adds_what_no_watch_told() -> None:
     )
     assert changed == {KEY}
     assert [pod["metadata"]["uid"] for pod in untold] == ["new"]
-    assert {pod.uid for pod in store.pods(KEY)} == {"stays", "new"}
+    assert {pod.uid for pod in store.pods(KEY, "f-1")} == {"gone", "stays", "new"}
+    assert [pod.uid for pod in store.doubtful(KEY)] == ["gone"]
 
 
 def test_a_list_does_not_remove_what_came_after_it_was_read() -> None:
@@ -80,7 +94,7 @@ def test_a_list_does_not_remove_what_came_after_it_was_read() -> None:
     store.upsert(make_pod(uid="created meanwhile", revision=7))
     changed, _ = store.reconcile_list(before, [])
     assert changed == set()
-    assert [pod.uid for pod in store.pods(KEY)] == ["created meanwhile"]
+    assert [pod.uid for pod in store.pods(KEY, "f-1")] == ["created meanwhile"]
 
 
 def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
@@ -88,8 +102,8 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
     store.upsert(make_pod(uid="a", namespace="rl"))
     store.upsert(make_pod(uid="b", namespace="other"))
     store.reconcile_list(store.snapshot("rl"), [])
-    assert store.pods(KEY) == ()
-    assert len(store.pods("other/qwen")) == 1
+    assert [pod.uid for pod in store.doubtful(KEY)] == ["a"]
+    assert store.doubtful("other/qwen") == ()
 
 
 def child(revision: int, **changes: Any) -> dict[str, Any]:
