@@ -4,7 +4,8 @@ RollfleetError
 ├── Retryable (after)       try again later, nothing was decided
 │   ├── Unreachable         no answer: connection, TLS, deadline, 5xx
 │   ├── Busy                the other side asks to wait: 429, 503
-│   └── Conflict            somebody else wrote first: look again at once, no event
+│   ├── Conflict            somebody else wrote first: look again at once, no event
+│   └── Terminating         the namespace is being deleted, and all in it
 ├── Rejected                the same request will never be taken
 │   ├── InvalidSpec         the content is wrong: 400, 413, 422
 │   ├── Unsupported         the other side does not know this: 405, 406, 415, an answer that is not of the protocol
@@ -49,6 +50,10 @@ class Busy(Retryable):
 
 class Conflict(Retryable):
     """Somebody else wrote first."""
+
+
+class Terminating(Retryable):
+    """The namespace is going, and takes no new objects."""
 
 
 class Rejected(RollfleetError):  # noqa: N818 - named by cause
@@ -105,7 +110,7 @@ def from_api_server(status: int, body: bytes, what: str, retry_after: str | None
     if status == 404:
         return NotFound(text)
     if status in (401, 403):
-        return Denied(text)
+        return Terminating(text) if _is_terminating(words) else Denied(text)
     if status in (429, 503):
         return Busy(text, _seconds(retry_after))
     if status >= 500:
@@ -130,6 +135,11 @@ def from_guard(status: int, body: bytes, what: str) -> RollfleetError:
 def clipped(text: str) -> str:
     """Another side's words, bounded."""
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+
+
+def _is_terminating(words: dict[str, Any]) -> bool:
+    causes = (words.get("details") or {}).get("causes") or ()
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
 
 
 def _status_object(body: bytes) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rollfleet_operator.api.meta import API_VERSION
-from rollfleet_operator.clients.errors import AlreadyExists, RollfleetError
+from rollfleet_operator.clients.errors import AlreadyExists, RollfleetError, Terminating
 from rollfleet_operator.core.actions import Event
 from rollfleet_operator.ports import EVENTS, NAME_LENGTH, Cluster, Manifest
 
@@ -82,7 +82,7 @@ class Recorder:
         event = said.event
         try:
             await self._cluster.create(EVENTS, said.namespace, self._manifest(said))
-        except AlreadyExists:
+        except (AlreadyExists, Terminating):
             return
         except RollfleetError as error:
             self._said.pop(_digest(said), None)

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
-from rollfleet_operator.clients.errors import Conflict, Rejected, Retryable, RollfleetError
+from rollfleet_operator.clients.errors import Conflict, Rejected, Retryable, RollfleetError, Terminating
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.ports import Meter
@@ -63,6 +63,9 @@ class Reconciler:
             outcome = "conflict"
             logger.info("conflict", extra={"fields": {"key": key, "error": str(error)}})
             queue.conflicted(key)
+        except Terminating:
+            outcome = "terminating"
+            queue.failed(key)
         except (RollfleetError, TimeoutError) as error:
             outcome = "retry" if isinstance(error, Retryable | TimeoutError) else "rejected"
             delay = queue.failed(key, getattr(error, "after", None))

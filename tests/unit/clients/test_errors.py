@@ -38,6 +38,29 @@ def test_the_api_servers_answers(code: int, reason: str, expected: type[Exceptio
     assert str(error) == f"update RolloutEngine rl/qwen/status: the server's words (HTTP {code})"
 
 
+def test_a_namespace_that_goes_is_no_lack_of_rights() -> None:
+    """As the API server of 1.36 words it."""
+    body = {
+        "kind": "Status",
+        "status": "Failure",
+        "message": 'pods "a" is forbidden: unable to create new content in namespace rl because it is being terminated',
+        "reason": "Forbidden",
+        "details": {
+            "name": "a",
+            "kind": "pods",
+            "causes": [
+                {
+                    "reason": "NamespaceTerminating",
+                    "message": "namespace rl is being terminated",
+                    "field": "metadata.namespace",
+                }
+            ],
+        },
+        "code": 403,
+    }
+    assert isinstance(errors.from_api_server(403, json.dumps(body).encode(), "create Pod rl/*"), errors.Terminating)
+
+
 def test_the_wait_that_was_asked_for_is_kept() -> None:
     error = errors.from_api_server(429, status("TooManyRequests"), "list", retry_after="3")
     assert isinstance(error, errors.Busy)
