@@ -47,6 +47,7 @@ class Facts:
     own_paths: tuple[str, ...] = ()  # folders that rollfleet's packages were imported from
     python_path: tuple[str, ...] = ()  # entries of PYTHONPATH, resolved
     checkpoints_error: str = ""
+    has_compiler: bool = True  # the C++ compiler that torch would use for the CPU
     port_errors: Mapping[int, str] = field(default_factory=dict)
     tls_error: str = ""
     shared_memory_error: str = ""

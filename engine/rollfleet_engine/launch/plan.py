@@ -15,6 +15,7 @@ GUARD = "rollfleet_engine.guard.middleware.Guard"
 WORKER_EXTENSION = "rollfleet_engine.vllm.worker.RollfleetWorkerExtension"
 TRANSFER_BACKEND = "rollfleet"
 SIMULATOR_MODULE = "rollfleet_engine.simulator"
+DYNAMO_VARIABLE = "TORCHDYNAMO_DISABLE"
 # Variables that every engine gets. Python: our modules and nobody's user site; output line by line as it is written.
 _PYTHON_VARIABLES = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
 # The development routes are the control routes that the guard keeps on its own port. Models come from volumes, never
@@ -75,11 +76,21 @@ def plan(config: EngineConfig, facts: Facts) -> Plan | Refused:
     argv = _vllm_argv(config, facts, dialect) if facts.kind is EngineKind.VLLM else _simulator_argv(config, facts)
     return Plan(
         argv=argv,
-        env=env,
+        env=env | _without_compiler(facts),
         kind=facts.kind,
         release=facts.installation.release,
         warnings=_warnings(config, facts),
     )
+
+
+def _without_compiler(facts: Facts) -> dict[str, str]:
+    """torch compiles parts of vLLM's sampler for the CPU at the first logprobs request, eager mode or not.
+
+    Without a compiler in the image that request, the probe for one, would kill the engine core.
+    """
+    if facts.kind is not EngineKind.VLLM or facts.has_compiler or DYNAMO_VARIABLE in facts.environ:
+        return {}
+    return {DYNAMO_VARIABLE: "1"}
 
 
 def _common_options(config: EngineConfig) -> tuple[str, ...]:
@@ -112,6 +123,8 @@ def _simulator_argv(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
 
 def _warnings(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
     found = []
+    if _without_compiler(facts):
+        found.append(f"no C++ compiler in the image: {DYNAMO_VARIABLE}=1, so that torch compiles nothing for the CPU")
     if config.checkpoints_path is None:
         found.append("no checkpoints volume: this engine can only serve the model that it starts with")
     elif facts.checkpoints_error:

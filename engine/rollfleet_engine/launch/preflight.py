@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import ssl
 import subprocess
@@ -68,6 +69,7 @@ def observe(config: EngineConfig, environ: Mapping[str, str]) -> Facts:
         python_path=tuple(
             str(Path(entry).resolve()) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry
         ),
+        has_compiler=shutil.which(environ.get("CXX") or "g++", path=environ.get("PATH")) is not None,
         checkpoints_error=_checkpoints_error(config.checkpoints_path),
         port_errors=_port_errors(config),
         tls_error=_tls_error(Path(config.tls_dir)),

@@ -260,3 +260,12 @@ def test_plan_is_one_line_without_secrets(make_config, make_facts):
 def test_facts_default_to_nothing_wrong():
     facts = Facts(kind=EngineKind.VLLM, installation=Installation(python="/p"), model=_WHOLE)
     assert not facts.port_errors
+
+
+def test_without_a_compiler_torch_compiles_nothing(make_config, make_facts):
+    planned = _planned(make_config, make_facts, has_compiler=False)
+    assert planned.env["TORCHDYNAMO_DISABLE"] == "1"
+    assert any("compiler" in warning for warning in planned.warnings)
+    own = _planned(make_config, make_facts, has_compiler=False, environ={"TORCHDYNAMO_DISABLE": "0"})
+    assert "TORCHDYNAMO_DISABLE" not in own.env
+    assert "TORCHDYNAMO_DISABLE" not in _planned(make_config, make_facts).env

@@ -107,8 +107,25 @@ def _container(fleet: RolloutEngine, settings: Settings) -> Manifest:
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
         ],
         "securityContext": SAFE_CONTAINER,
-        "readinessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 1, "failureThreshold": 3},
-        "livenessProbe": {"tcpSocket": {"port": "http"}, "periodSeconds": 10, "failureThreshold": 3},
+        # On a busy node its start takes long; only what was up once can be found dead.
+        "startupProbe": {
+            "tcpSocket": {"port": "http"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 300,
+        },
+        "readinessProbe": {
+            "tcpSocket": {"port": "http"},
+            "periodSeconds": 1,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        "livenessProbe": {
+            "tcpSocket": {"port": "http"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
     }
     if fleet.spec.image_pull_policy is not None:
         container["imagePullPolicy"] = fleet.spec.image_pull_policy.value
