@@ -1,25 +1,23 @@
 """The operator as a process against a real API server, engines as real pods with simulated engines.
 
-An operator that the chart installed would work on the same fleets, so it is scaled to zero for the time of these tests.
+Their fleets carry the name of these tests' operator, so that one which the chart installed leaves them alone.
 """
 
-import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from examples.demo.environment import ENGINE_IMAGE, ROOT, ROUTER_IMAGE, SYSTEM_NAMESPACE, run, use_cluster
+from examples.demo.environment import ENGINE_IMAGE, ROOT, ROUTER_IMAGE, run, use_cluster
 from examples.demo.manifests import EngineKind
 from rollfleet_operator.clients.kubernetes import KubernetesCluster, load_configuration
 from tests.support.cluster import SilentMeter
-from tests.support.fleet import World
+from tests.support.fleet import OPERATOR_NAME, World
 from tests.support.operator_process import OperatorProcess
 
 OPERATOR = "rollfleet-operator"
@@ -50,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Cluster, image, models and CRDs; made where they are missing."""
     is_local = use_cluster()
     image, models = _engine_image(is_local=is_local), tmp_path_factory.mktemp("models") / "simulated"
@@ -59,13 +57,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for folder in (models, *models.parents[:2]):  # root of the node reads it, whoever we are
         folder.chmod(0o755)
     run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "crds"), quiet=True)
-    with ExitStack() as stack:
-        replicas = _installed_replicas()
-        if replicas:
-            _demand_no_other_fleets()
-            _scale_installed(0)
-            stack.callback(_scale_installed, replicas)
-        yield Site(Path(os.environ["KUBECONFIG"]), image, models)
+    return Site(Path(os.environ["KUBECONFIG"]), image, models)
 
 
 def _engine_image(*, is_local: bool) -> str:
@@ -86,7 +78,7 @@ async def world(site: Site, tmp_path: Path) -> AsyncIterator[World]:
     """A namespace of its own, with an operator that runs."""
     namespace = OWN_PREFIX + secrets.token_hex(4)
     cluster = KubernetesCluster(await load_configuration(site.kubeconfig), SilentMeter())
-    arguments = ("--namespace", namespace, "--resync-seconds", str(RESYNC_S))
+    arguments = ("--namespace", namespace, "--resync-seconds", str(RESYNC_S), "--operator-name", OPERATOR_NAME)
     operator = OperatorProcess(namespace, site.kubeconfig, tmp_path, ROUTER_IMAGE, OPERATOR, arguments)
     made = World(namespace, cluster, operator, site.engines())
     await made.set_up()
@@ -95,24 +87,3 @@ async def world(site: Site, tmp_path: Path) -> AsyncIterator[World]:
     finally:
         await made.tear_down()
         await cluster.close()
-
-
-def _installed_replicas() -> int:
-    listed = json.loads(run("kubectl", "get", "deployments", "-n", SYSTEM_NAMESPACE, "-o", "json", quiet=True))
-    return sum(item["spec"]["replicas"] for item in listed["items"] if item["metadata"]["name"] == OPERATOR)
-
-
-def _demand_no_other_fleets() -> None:
-    listed = json.loads(run("kubectl", "get", "rolloutengines", "-A", "-o", "json", quiet=True))
-    others = [f"{item['metadata']['namespace']}/{item['metadata']['name']}" for item in listed["items"]]
-    others = [name for name in others if not name.startswith(OWN_PREFIX)]
-    if others:
-        pytest.fail(
-            f"the installed operator must not be stopped: it has fleets ({', '.join(others)}); delete them first"
-        )
-
-
-def _scale_installed(replicas: int) -> None:
-    target = (f"deployment/{OPERATOR}", "-n", SYSTEM_NAMESPACE)
-    run("kubectl", "scale", *target, f"--replicas={replicas}", quiet=True)
-    run("kubectl", "rollout", "status", *target, "--timeout=90s", quiet=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
+from rollfleet_operator.api.meta import LABEL_OPERATOR
 from rollfleet_operator.clients.errors import AlreadyExists, NotFound
 from rollfleet_operator.clients.kubernetes import KubernetesCluster
 from rollfleet_operator.ports import (
@@ -30,6 +31,7 @@ UPDATE_S = 60.0
 GONE_S = 120.0
 ENDED = ("Active", "Failed", "Superseded")
 FLEET = "qwen"
+OPERATOR_NAME = "integration"  # an operator that the chart installed leaves these fleets alone
 
 
 @dataclass
@@ -63,6 +65,7 @@ class World:
     async def create_fleet(self, replicas: int, **spec: Any) -> Manifest:
         """Create the RolloutEngine."""
         manifest = rollout_engine(self.fleet, self.namespace, self.kind, replicas, **(self.spec | spec))
+        manifest["metadata"]["labels"] = {LABEL_OPERATOR: OPERATOR_NAME}
         return await self.cluster.create(ROLLOUT_ENGINES, self.namespace, manifest)
 
     async def bump(self, version: int, path: str | None = None, **spec: Any) -> Manifest:

@@ -16,6 +16,7 @@ LABEL_FLEET = f"{GROUP}/fleet"  # name of the RolloutEngine, on every child
 LABEL_ENGINE = f"{GROUP}/engine"  # ordinal of the engine, on its pods
 LABEL_SERVING = f"{GROUP}/serving"  # "true" on members of the serving set: what the router selects
 LABEL_COMPONENT = f"{GROUP}/component"  # engine | router
+LABEL_OPERATOR = f"{GROUP}/operator"  # on a RolloutEngine: the one operator that serves it, where there are several
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
 
 MAX_MESSAGE = 1024  # characters of a condition's message

@@ -124,7 +124,7 @@ async def _wire(
     recorder = Recorder(cluster, socket.gethostname(), clock)
     observer = Observer(cluster, certificates, records, settings, Uptime(clock))
     applier = Applier(cluster, recorder, records, metrics)
-    reconciler = Reconciler(observer, applier, plan, plan_orphan, records, metrics, clock)
+    reconciler = Reconciler(observer, applier, plan, plan_orphan, records, metrics, clock, options.name)
     resync = Resync(cluster, records, certificates, watchdog, options.namespaces or (None,), options.resync_s)
     metrics.registry.register(FleetCollector(records.fleets.all, queue.depth, followers.count))
     return _Operator(configuration, records, resync, reconciler, watchdog, recorder)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollfleet_operator.api.meta import LABEL_OPERATOR
+
 DEFAULT_LISTEN = "0.0.0.0:8080"
 DEFAULT_RESYNC_S = 180
 SHORTEST_RESYNC_S = 1
@@ -25,6 +27,7 @@ class Options:
     kubeconfig: Path | None
     log_level: str
     resync_s: int = DEFAULT_RESYNC_S
+    name: str = ""
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -50,6 +53,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         kubeconfig=given.kubeconfig,
         log_level=given.log_level,
         resync_s=given.resync_seconds,
+        name=given.operator_name,
     )
 
 
@@ -79,6 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resync-seconds", type=int, default=DEFAULT_RESYNC_S, metavar="N",
         help="how often everything is read by list, besides the watches (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--operator-name", default="", metavar="NAME",
+        help=f"serve only fleets with the label {LABEL_OPERATOR}=NAME (default: only fleets without that label)",
     )  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser

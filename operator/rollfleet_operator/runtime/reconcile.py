@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from rollfleet_operator.api.meta import LABEL_OPERATOR
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import Conflict, Rejected, Retryable, RollfleetError, Terminating
@@ -36,6 +37,7 @@ class Reconciler:
         records: Records,
         meter: Meter,
         clock: Callable[[], datetime],
+        name: str = "",
     ) -> None:
         self._observer = observer
         self._applier = applier
@@ -44,6 +46,7 @@ class Reconciler:
         self._records = records
         self._meter = meter
         self._clock = clock
+        self._name = name
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -84,6 +87,9 @@ class Reconciler:
         if read.fleet is None:
             self._records.forget(key)
             await self._tell_orphans(read)
+            return None
+        if read.fleet["metadata"].get("labels", {}).get(LABEL_OPERATOR, "") != self._name:
+            self._records.forget(key)  # another operator's
             return None
         fleet = parse_fleet(read.fleet)
         self._records.fleets.put(fleet)

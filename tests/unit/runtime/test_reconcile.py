@@ -314,6 +314,17 @@ async def test_a_fleet_that_is_being_deleted_is_left_to_the_garbage_collector(de
     assert desk.writes() == []
 
 
+@pytest.mark.parametrize(("label", "is_ours"), [(None, True), ("", True), ("canary", False)])
+async def test_a_fleet_of_another_operator_is_left_to_it(desk: Desk, label: str | None, is_ours: bool) -> None:
+    labels = {} if label is None else {"rollfleet.io/operator": label}
+    desk.cluster.put(ROLLOUT_ENGINES, "rl", make_fleet(labels=labels))
+    desk.decision = Decision(actions=(ApplyObject(SERVICE, "h-1"),))
+    await desk.run()
+    assert (desk.observed is not None) == is_ours
+    assert bool(desk.writes()) == is_ours
+    assert len(desk.records.fleets.all()) == is_ours
+
+
 async def test_a_pod_that_lost_our_labels_is_labelled_again(desk: Desk) -> None:
     desk.records.pods.upsert(make_pod(revision=1))
     bare = make_pod()
