@@ -29,17 +29,21 @@ class Sample:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to send. Every `long_every`-th request asks for `long_tokens`, to be caught by an update in flight."""
+    """What to send. Every `long_every`-th request asks for `long_tokens`, to be caught by an update in flight.
+
+    One more client asks for single tokens all the time: what it sees is the fleet's readiness, not its speed.
+    """
 
     url: str
     model: str
     prompts: tuple[str, ...]
-    clients: int = 8
+    clients: int = 4
     max_tokens: int = 16
     long_every: int = 4
     long_tokens: int = 64
     timeout_s: float = 120.0
-    pause_s: float = 0.002  # between a refusal and the next try of the same client
+    sentinel_pause_s: float = 0.01
+    pause_s: float = 0.02  # between a refusal and the next try of the same client
 
 
 @dataclass
@@ -54,6 +58,7 @@ class Load:
     async def __aenter__(self) -> "Load":
         """Start all clients at once."""
         self._tasks = [asyncio.create_task(self._client(k)) for k in range(self.plan.clients)]
+        self._tasks.append(asyncio.create_task(self._sentinel()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,6 +80,13 @@ class Load:
                 if sample.status != 200:
                     await asyncio.sleep(self.plan.pause_s)
                 n += self.plan.clients + 1
+
+    async def _sentinel(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=self.plan.timeout_s)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while not self._stopping.is_set() and len(self.samples) < MAX_SAMPLES:
+                self.samples.append(await ask(session, self.plan, self.plan.prompts[0], 1))
+                await asyncio.sleep(self.plan.sentinel_pause_s)
 
     async def until(self, version: int, timeout_s: float) -> Sample:
         """The first 200 of `version`; TimeoutError names what came instead."""

@@ -54,6 +54,9 @@ async def test_versions_change_under_load(environment: Environment, fleet: Fleet
     assert {change.version for change in changes if change.opened} == {0, *VERSIONS}
     assert checks.overlapping_versions(changes) == []
     assert any(sample.finish_reason == "abort" for sample in load.samples), "no request was in flight at an update"
+    for version, at in committed.items():
+        opened = [round((change.time - at) * 1000) for change in changes if change.opened and change.version == version]
+        print(f"{engines}: gates opened at version {version}, in ms after the commit was decided: {opened}")
     late = {version: _first(load.samples, version) - at for version, at in committed.items()}
     print(f"{engines}: first answer after the commit, in ms: { {v: round(s * 1000) for v, s in late.items()} }")
     assert all(seconds <= FIRST_ANSWER_S for seconds in late.values()), late
