@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rollfleet_engine.guard.answers import Answer, Receive, Scope, Send, refusal
+from rollfleet_engine.guard.doors import welcome
 from rollfleet_engine.guard.identity import Caller, IdentityError, Verifier
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.routes import cure_of, is_control
@@ -98,6 +99,7 @@ class ControlApp:
             message = f"{caller.subject} (uid {caller.uid}) does not control this engine"
             self._denials.tell(scope, 403, message)
             return refusal(RefusalReason.FORBIDDEN, message)
+        welcome(scope)
         return None
 
     async def _no_route(self, request: Request, error: Exception) -> Response:

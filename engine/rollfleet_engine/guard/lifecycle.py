@@ -3,20 +3,23 @@
 import asyncio
 import contextlib
 import os
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
 from rollfleet_engine.guard.answers import AsgiApp
+from rollfleet_engine.guard.doors import Doors, Http, Visit
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_protocol.engine_config import EngineConfig
 
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 3.0
 RELOAD_EVERY_S = 5.0  # the kubelet itself takes up to a minute to bring a changed Secret
-MOST_CONNECTIONS = 128
+BACKLOG = 128
 KEEP_ALIVE_S = 75  # longer than the longest poll, so that followers keep their connection
 _START_LOOK_S = 0.01
 
@@ -50,11 +53,31 @@ class Certificate:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the engine's own server in the same process."""
+    """Leaves signals to the engine's own server in the same process, and the listener to the doors."""
+
+    def __init__(self, settings: uvicorn.Config, listener: socket.socket, context: ssl.SSLContext) -> None:
+        super().__init__(settings)
+        self._doors = Doors(listener, context, self._protocol)
+
+    def _protocol(self, visit: Visit, app_state: dict[str, Any]) -> Http:
+        return Http(visit, self.config, self.server_state, app_state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        await self.lifespan.startup()
+        self.servers = []
+        self._doors.open(self._end)
+        self.started = True
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        await self._doors.close()
+        await super().shutdown(sockets)
 
 
 class ControlServer:
@@ -73,8 +96,6 @@ class ControlServer:
         certificate = await asyncio.to_thread(Certificate, Path(self._config.tls_dir))
         settings = uvicorn.Config(
             self._app,
-            host=self._config.bind_address,
-            port=self._config.control_port,
             interface="asgi3",
             http="h11",  # bounds what a stranger may send before the end of the headers
             lifespan="off",
@@ -82,15 +103,11 @@ class ControlServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
-            ssl_certfile=certificate.certfile,
-            ssl_keyfile=certificate.keyfile,
         )
-        settings.load()
-        settings.ssl = certificate.context  # ours, since it is loaded anew
-        self._server = _Server(settings)
+        self._server = _Server(settings, self._listen(), certificate.context)
         serving = asyncio.create_task(self._serve(self._server), name="rollfleet-control")
         self._tasks = [serving, asyncio.create_task(self._renew(certificate), name="rollfleet-certificate")]
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -98,6 +115,11 @@ class ControlServer:
                 if serving.done():
                     raise RuntimeError(f"the control port {self._config.control_port} could not be opened")
                 await asyncio.sleep(_START_LOOK_S)
+
+    def _listen(self) -> socket.socket:
+        host, port = self._config.bind_address, self._config.control_port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
 
     async def stop(self) -> None:
         """Close the listener and what is connected."""
@@ -114,15 +136,11 @@ class ControlServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _serve(self, server: _Server) -> None:
-        why = "its server ended"
         try:
             await server.serve()
-        except SystemExit as error:  # how uvicorn says that it cannot listen; it must not end the engine's loop
-            why = f"its server exited with {error.code}"
-        except OSError as error:
-            why = f"{type(error).__name__}: {error}"
-        if self._server is server:
-            self._on_death(f"the control port {self._config.control_port} is gone: {why}")
+        finally:
+            if self._server is server:
+                self._on_death(f"the control port {self._config.control_port} is gone: its server ended")
 
     async def _renew(self, certificate: Certificate) -> None:
         while True:

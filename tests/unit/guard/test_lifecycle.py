@@ -21,15 +21,10 @@ from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.state import EngineState
 from tests.support.certificates import write_certificate
 from tests.support.guards import FLEET, TOKENS, MemoryApp, MemoryEngine, MemoryStager, eventually, make_config
+from tests.support.ports import free_port
 from tests.support.tokens import ISSUER, ApiServer, rsa_key, sign
 
 KEY = rsa_key()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture

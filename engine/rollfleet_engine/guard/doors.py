@@ -1,0 +1,164 @@
+"""Who may stand at the control port, and for how long, before it is known who they are.
+
+The port is open to the whole pod network. A connection that has not brought a valid identity yet is a stranger's: it
+has a few seconds for its handshake and for each request's head, and where the room is full the stranger who came first
+has to go. The operator, which proves itself with its first request, can so never be kept out by who only stands there.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST_CONNECTIONS = 128
+HANDSHAKE_S = 5.0
+HEAD_S = 5.0  # from the connection, or from the first byte of a further request, to the end of its head
+SHUTDOWN_S = 1.0  # of TLS; a peer that does not answer the farewell is cut
+ACCEPT_RETRY_S = 0.5  # where the process has no file to spare
+_WELCOME = "rollfleet.welcome"
+
+ProtocolOf = Callable[["Visit", dict[str, Any]], "Http"]
+
+
+class Doors:
+    """The listener, and all its connections: known callers, and strangers, the oldest first."""
+
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext, protocol_of: ProtocolOf) -> None:
+        self._listener = listener
+        self._context = context
+        self._protocol_of = protocol_of
+        self._known: set[Visit] = set()
+        self._strangers: dict[Visit, None] = {}
+        self._accepting: asyncio.Task[None] | None = None
+
+    def open(self, on_crash: Callable[[], None]) -> None:
+        """Begin to accept."""
+        self._listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(), name="rollfleet-doors")
+        self._accepting.add_done_callback(lambda _: on_crash())
+
+    async def close(self) -> None:
+        """Accept nobody more, and send the strangers away; to the others the server says farewell."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait({self._accepting})
+        self._listener.close()
+        for visit in list(self._strangers):
+            visit.leave()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            if self._has_room():
+                visit = Visit(self, connection, self._context, self._protocol_of)
+                self._strangers[visit] = None
+            else:
+                connection.close()
+
+    def _has_room(self) -> bool:
+        """Make room if need be. False where known callers have taken all of it."""
+        while len(self._known) + len(self._strangers) >= MOST_CONNECTIONS:
+            first = next(iter(self._strangers), None)
+            if first is None:
+                return False
+            first.leave()
+        return True
+
+    def welcome(self, visit: "Visit") -> None:
+        """It is known who this is."""
+        if visit in self._strangers:
+            del self._strangers[visit]
+            self._known.add(visit)
+
+    def left(self, visit: "Visit") -> None:
+        """The connection is gone."""
+        self._strangers.pop(visit, None)
+        self._known.discard(visit)
+
+
+class Visit:
+    """One connection: counted from its first moment, then TLS, then HTTP."""
+
+    def __init__(
+        self, doors: Doors, connection: socket.socket, context: ssl.SSLContext, protocol_of: ProtocolOf
+    ) -> None:
+        self._doors = doors
+        self._http = protocol_of(self, {_WELCOME: lambda: doors.welcome(self)})
+        self._handshake = asyncio.create_task(self._speak_tls(connection, context), name="rollfleet-handshake")
+
+    def leave(self) -> None:
+        """Cut the connection."""
+        self._doors.left(self)
+        if self._handshake.done() and self._http.transport is not None:
+            self._http.transport.abort()
+        else:
+            self._handshake.cancel()
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._doors.left(self)
+
+    async def _speak_tls(self, connection: socket.socket, context: ssl.SSLContext) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._http,
+                connection,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except OSError:  # too slow, gone, or not TLS at all: a stranger's affair
+            self._doors.left(self)
+            connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+
+class Http(H11Protocol):
+    """uvicorn's protocol, which by itself waits for the first request, and for the end of a head, for ever."""
+
+    def __init__(self, visit: Visit, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._visit = visit
+        self._head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_head()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._visit.lost()
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _await_head(self) -> None:
+        if self._head is None:
+            self._head = self.loop.call_later(HEAD_S, self._visit.leave)
+
+    def _stop_waiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+
+def welcome(scope: MutableMapping[str, Any]) -> None:
+    """Tell the connection of this request that its caller is known."""
+    told = scope.get("state", {}).get(_WELCOME)
+    if told is not None:
+        told()
