@@ -168,8 +168,8 @@ def _prepare(command: Prepare, state: GuardState, now: float, in_flight: int) ->
 @_obey.register
 def _close(command: Close, state: GuardState, now: float, in_flight: int) -> Decision:
     closed = state.gate is Gate.CLOSED
-    quiesced = state.quiesced_epoch == command.epoch and state.paused and in_flight == 0
-    decision = _begin(state, command, now, done=closed and (quiesced or _is_past_close(state, command)), obstacle=_none)
+    quiesced = closed and state.quiesced_epoch == command.epoch and state.paused and in_flight == 0
+    decision = _begin(state, command, now, done=quiesced or _is_past_close(state, command), obstacle=_none)
     if not decision.effects:
         return decision
     silence_s = command.operator_silence_seconds if not closed or state.silence_s is not None else None
@@ -189,7 +189,7 @@ def _none() -> None:
 
 
 def _is_past_close(state: GuardState, command: Close) -> bool:
-    """A late copy of the Close of an update that has gone on to Loaded or Verified must not pause the engine again."""
+    """A late copy of the Close of an update that has gone on to Loaded, Verified or Open must not pause it again."""
     transferred = state.transferred
     return (
         transferred is not None

@@ -97,6 +97,16 @@ async def test_a_late_copy_of_close_does_not_pause_what_is_loaded(guarded: Guard
     assert (await guarded.open(2, 1)).gate is Gate.OPEN
 
 
+async def test_a_late_copy_of_close_does_not_close_what_was_opened(guarded: Guarded) -> None:
+    await lead(guarded, "reopen")
+    calls = guarded.engine.calls.copy()
+    state = await guarded.service.command(guarded.close_command(2, 1))
+    assert (state.gate, state.paused, state.weights.version) == (Gate.OPEN, False, 1)
+    assert guarded.engine.calls == calls
+    await guarded.prepare(3, 2)
+    assert (await guarded.close(3, 2)).gate is Gate.CLOSED  # the next update's own Close counts
+
+
 async def test_after_an_update_the_next_epoch_may_start_from_any_step(guarded: Guarded) -> None:
     await lead(guarded, "transfer")
     state = await guarded.prepare(3, 2)
