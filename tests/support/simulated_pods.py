@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from rollfleet_operator.core.observed import ContainerState, PodView
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.simulated_engine import EngineProcess, Store, Temper
 
 
@@ -18,6 +19,7 @@ class SimulatedPod:
     view: PodView
     process: EngineProcess | None = None
     temper: Temper = field(default_factory=Temper)
+    obeys: str = ""  # uid of the operator's ServiceAccount when the pod was made
     cut_off_until: float = -1.0  # the operator can't reach it
     incarnations: int = 0
 
@@ -29,6 +31,7 @@ class Kubelet(ABC):
     time: float
     store: Store
     load_s: float
+    prestop_works: bool
     temper: Callable[[], Temper]
     pods: dict[str, SimulatedPod]
     _serial: int
@@ -59,7 +62,7 @@ class Kubelet(ABC):
             phase="Pending",
             started=False,
         )
-        self.pods[uid] = SimulatedPod(view, temper=self.temper())
+        self.pods[uid] = SimulatedPod(view, temper=self.temper(), obeys=_operator_of(manifest))
         self.later(0.1, lambda: self._start_container(uid))
 
     def change(self, uid: str, **changes: Any) -> None:
@@ -104,11 +107,13 @@ class Kubelet(ABC):
             self.later(self.load_s, lambda: self._come_up(uid))
 
     def delete_pod(self, uid: str) -> None:
-        """It drains and goes."""
+        """It drains and goes; where the kubelet does not get to its hook, neither."""
         pod = self.pods.get(uid)
         if pod is None or pod.view.deleting:
             return
         self.change(uid, deleting=True)
+        if not self.prestop_works:
+            return
         if pod.process is not None:
             pod.process.drain(self.time)
         self.later(1.0, lambda: self._remove(uid))
@@ -119,3 +124,10 @@ class Kubelet(ABC):
     def cut_off(self, uid: str, seconds: float) -> None:
         """The operator can't reach the engine for a while."""
         self.pods[uid].cut_off_until = self.time + seconds
+
+
+def _operator_of(manifest: dict[str, Any]) -> str:
+    """As the guard in this pod will read it."""
+    env = manifest["spec"]["containers"][0]["env"]
+    config = next(variable["value"] for variable in env if variable["name"] == ENGINE_CONFIG_ENV)
+    return EngineConfig.model_validate_json(config).operator.uid

@@ -62,6 +62,7 @@ class World(Kubelet):
         self.faults = Faults()
         self.temper: Callable[[], Temper] = Temper
         self.load_s = load_s
+        self.prestop_works = True
         self.children: dict[str, str] = {}
         self.settings = make_settings(up_since=NOW)
         self.views: dict[str, GuardView] = {}
@@ -188,6 +189,11 @@ class World(Kubelet):
         self.down_until = self.time + down_s
         self.settings = replace(self.settings, up_since=self.now + timedelta(seconds=down_s))
 
+    def replace_operator(self, uid: str) -> None:
+        """Installed anew: its ServiceAccount has another uid."""
+        self.restart_operator()
+        self.settings = replace(self.settings, operator_uid=uid)
+
     def _poll(self) -> None:
         """Followers hear of their guards."""
         for uid, pod in self.pods.items():
@@ -199,9 +205,19 @@ class World(Kubelet):
         known = self.views.get(uid, UNKNOWN)
         if pod.process is None or self.time < pod.cut_off_until:
             if pod.view.ip:
-                self.views[uid] = replace(known, reachable=False, error="connection refused")
+                self.views[uid] = replace(known, reachable=False, error="connection refused", disowned=False)
+            return
+        if self._is_disowned(uid, pod):
             return
         self._told(uid, pod.process.wire(self.time))
+
+    def _is_disowned(self, uid: str, pod: SimulatedPod) -> bool:
+        """Its guard was told of another operator, and refuses this one."""
+        if pod.obeys == self.settings.operator_uid:
+            return False
+        text = f"uid {self.settings.operator_uid} does not control this engine"
+        self.views[uid] = replace(self.views.get(uid, UNKNOWN), reachable=False, error=text, disowned=True)
+        return True
 
     def _told(self, uid: str, state: EngineState) -> None:
         """As the follower in the clients does it."""
@@ -290,11 +306,11 @@ class World(Kubelet):
         return len(held)
 
     def _unheard(self, uid: str) -> None:
-        self.views[uid] = replace(self.views.get(uid, UNKNOWN), reachable=False, error="timed out")
+        self.views[uid] = replace(self.views.get(uid, UNKNOWN), reachable=False, error="timed out", disowned=False)
 
     def _deliver(self, call: GuardCall, *, answer: bool) -> None:
         pod = self.pods.get(call.pod_uid)
-        if pod is None or pod.process is None or self.time < pod.cut_off_until:
+        if pod is None or pod.process is None or self.time < pod.cut_off_until or self._is_disowned(call.pod_uid, pod):
             return
         on_time = self.fleet.status.epoch == call.command.epoch or isinstance(call.command, Cancel)
         if on_time and pod.process.state.epoch <= call.command.epoch:

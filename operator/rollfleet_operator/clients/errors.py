@@ -10,6 +10,7 @@ RollfleetError
 │   ├── InvalidSpec         the content is wrong: 400, 413, 422
 │   ├── Unsupported         the other side does not know this: 405, 406, 415, an answer that is not of the protocol
 │   ├── Denied              identity or permission: 401, 403
+│   │   └── Disowned        a guard knows who we are, and obeys another operator
 │   └── Refused             a guard's own refusal, with its reason
 ├── NotFound                404
 ├── AlreadyExists           409 on create
@@ -72,6 +73,10 @@ class Denied(Rejected):
     """Identity or permission."""
 
 
+class Disowned(Denied):
+    """A guard knows who we are, and obeys another operator."""
+
+
 class Refused(Rejected):
     """A guard refused; its words are the message."""
 
@@ -127,7 +132,9 @@ def from_guard(status: int, body: bytes, what: str) -> RollfleetError:
         return Unreachable(text) if status >= 500 else Unsupported(text)
     if detail.reason in (RefusalReason.STALE_EPOCH, RefusalReason.WRONG_INCARNATION):
         return StaleAttempt(clipped(detail.message))
-    if detail.reason in (RefusalReason.UNAUTHENTICATED, RefusalReason.FORBIDDEN):
+    if detail.reason is RefusalReason.FORBIDDEN:
+        return Disowned(clipped(detail.message))
+    if detail.reason is RefusalReason.UNAUTHENTICATED:
         return Denied(clipped(detail.message))
     return Refused(clipped(detail.message), detail.reason)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-from rollfleet_operator.clients.errors import Refused, RollfleetError, StaleAttempt, clipped
+from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, clipped
 from rollfleet_operator.clients.guards import Endpoint, command_name
 from rollfleet_operator.core.observed import GuardView, PodView
 from rollfleet_protocol.commands import Command
@@ -64,7 +64,7 @@ class Follower:
                 state = await self._poll(after)
             except RollfleetError as error:
                 after = None  # the process behind the address may be another one now
-                self.failed(str(error))
+                self.failed(error)
                 await self._back_off()
                 continue
             self._failures = 0
@@ -90,17 +90,20 @@ class Follower:
         is_news = known is None or restarted or state.sequence != known.sequence or not self.view.reachable
         if restarted or (known is not None and state.epoch > known.epoch):
             self._start_over()
-        self.view = replace(self.view, state=state, reachable=True, last_contact=self._clock(), error="")
+        self.view = replace(
+            self.view, state=state, reachable=True, last_contact=self._clock(), error="", disowned=False
+        )
         if _failed_anew(known, state):
             self._set_back()
         self.heard.set()
         if is_news:
             self._on_change()
 
-    def failed(self, text: str) -> None:
-        """The guard could not be reached, or answered what no guard answers."""
+    def failed(self, error: RollfleetError) -> None:
+        """The guard could not be reached, would not listen to us, or answered what no guard answers."""
+        text = str(error)
         is_news = self.view.reachable or self.view.error != text
-        self.view = replace(self.view, reachable=False, error=text)
+        self.view = replace(self.view, reachable=False, error=text, disowned=isinstance(error, Disowned))
         self.heard.set()
         if is_news:
             self._on_change()
@@ -119,7 +122,7 @@ class Follower:
             self._refused(command, str(error))
             return f"refused: {error}"
         except RollfleetError as error:
-            self.failed(str(error))
+            self.failed(error)
             self.hurry()
             return f"failed: {error}"
         return "ok"

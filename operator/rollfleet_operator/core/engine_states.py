@@ -93,6 +93,8 @@ def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: 
 def _absent(scene: Scene, engine: Engine, work: Work) -> EngineNote:
     """Its guard does not answer."""
     pod = engine.pod
+    if engine.disowned and engine.guard is not None:
+        return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error)
     waits = pod.container in (ContainerState.WAITING, ContainerState.TERMINATED)
     if waits and (pod.container is ContainerState.TERMINATED or pod.message.startswith(WAITING_IS_BROKEN)):
         return EngineNote(engine, Doing.BROKEN, _restarted(engine))

@@ -58,6 +58,7 @@ class GuardView:
     ] = ()  # (command name, text) refused or failed at this incarnation and epoch, newest last
     setbacks: int = 0  # commands refused and operations seen to fail at this incarnation and epoch, repeats counted
     last_setback: datetime | None = None  # when the newest of them was seen; what retries are counted from
+    disowned: bool = False  # the newest answer: it knows who we are, and obeys another operator
 
 
 @dataclass(frozen=True)

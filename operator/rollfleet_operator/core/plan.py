@@ -52,7 +52,7 @@ def plan(observed: Observed, now: datetime) -> Decision:
         work.calls.clear()
         work.wake(now)
     verdict = judge_fleet(fleet, observed.settings)
-    pods = _plan_pods(observed, world, update) if verdict.accepted else ()
+    pods = _plan_pods(observed, world, update, first=commit.first) if verdict.accepted else ()
     findings = Findings(
         world=world,
         record=update.record,
@@ -105,13 +105,13 @@ def _catch_up(
     return catch_up
 
 
-def _plan_pods(observed: Observed, world: World, update: UpdatePlan) -> tuple[PodAction, ...]:
+def _plan_pods(observed: Observed, world: World, update: UpdatePlan, *, first: bool) -> tuple[PodAction, ...]:
     """From Quiescing to Opening pods stay as they are."""
     if update.closed:
         return ()
     build = partial(build_pod, observed.fleet, observed.settings)
     template = Template(template_hash(observed.fleet, observed.settings), build)
-    return plan_pods(world, template, update.record.committed)
+    return plan_pods(world, template, update.record.committed, first=first)
 
 
 def _scene(world: World, update: UpdatePlan, stuck: dict[str, Joiner]) -> Scene:

@@ -6,6 +6,8 @@ From Quiescing to the end of Opening nothing is created, replaced or removed. Ot
   repeated create is harmless.
 - An outdated pod that certainly serves nobody is replaced at once; one that may serve only while every other engine
   serves.
+- An outdated pod whose guard obeys another operator (our ServiceAccount was made anew) tells us nothing and can't be
+  cured: such pods go one by one, each while every pod that is not like it serves.
 - Scaling down removes the highest ordinals first; they drain by themselves.
 """
 
@@ -43,8 +45,8 @@ def pod_name(world: World, ordinal: int, template_hash: str, present: list[Engin
     return f"{world.fleet.metadata.name}-{ordinal}-0-{digest[:SUFFIX]}"
 
 
-def plan_pods(world: World, template: Template, committed: Committed | None) -> tuple[PodAction, ...]:
-    """Creates and deletes of this pass."""
+def plan_pods(world: World, template: Template, committed: Committed | None, *, first: bool) -> tuple[PodAction, ...]:
+    """Creates and deletes of this pass. `first`: the fleet has not verified its first version yet."""
     replicas = world.fleet.spec.replicas
     by_ordinal: dict[int, list[Engine]] = {}
     for engine in world.engines:
@@ -57,7 +59,7 @@ def plan_pods(world: World, template: Template, committed: Committed | None) -> 
     ]
     for ordinal in range(replicas):
         actions += _plan_ordinal(world, ordinal, by_ordinal.get(ordinal, []), template, committed)
-    return tuple(actions) + _replace_one(world, by_ordinal, template, committed)
+    return tuple(actions) + _replace_one(world, by_ordinal, template, committed, first=first)
 
 
 def _delete(engine: Engine, why: str) -> DeletePod:
@@ -103,18 +105,31 @@ def _certainly_serves_nobody(engine: Engine) -> bool:
 
 
 def _replace_one(
-    world: World, by_ordinal: dict[int, list[Engine]], template: Template, committed: Committed | None
+    world: World, by_ordinal: dict[int, list[Engine]], template: Template, committed: Committed | None, *, first: bool
 ) -> tuple[PodAction, ...]:
     live = {ordinal: _live(by_ordinal.get(ordinal, [])) for ordinal in range(world.fleet.spec.replicas)}
     if not all(len(engines) == 1 for engines in live.values()):
         return ()
     engines = [each[0] for each in live.values()]
     outdated = [engine for engine in engines if engine.pod.template_hash != template.hash]
+    disowned = [engine for engine in outdated if engine.disowned]
+    if disowned:
+        return _replace_disowned(engines, disowned, committed, first=first)
     if not outdated or any(not engine.serves(committed) for engine in engines if engine is not outdated[-1]):
         return ()
     if _certainly_serves_nobody(outdated[-1]):
         return ()  # done already
     return (_delete(outdated[-1], "the template changed"),)
+
+
+def _replace_disowned(
+    engines: list[Engine], disowned: list[Engine], committed: Committed | None, *, first: bool
+) -> tuple[PodAction, ...]:
+    if committed is None and not first:
+        return ()  # what they hold open may be the only trace of the lost record
+    if any(not engine.serves(committed) for engine in engines if engine not in disowned):
+        return ()
+    return (_delete(disowned[-1], "its guard obeys another operator"),)
 
 
 def plan_labels(world: World, committed: Committed | None, *, update_runs: bool) -> tuple[LabelPod, ...]:

@@ -61,6 +61,11 @@ class Engine:
         return self.guard is not None and (self.guard.state is not None or bool(self.guard.error))
 
     @property
+    def disowned(self) -> bool:
+        """The guard obeys another operator: its pod was made before our ServiceAccount was, and stays as it is."""
+        return self.guard is not None and self.guard.disowned
+
+    @property
     def ended(self) -> bool:
         """The pod is over: evicted, or its node was shut down."""
         return self.pod.phase in ENDED_PHASES

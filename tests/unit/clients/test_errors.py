@@ -93,7 +93,7 @@ def refusal(reason: RefusalReason) -> bytes:
         (RefusalReason.STALE_EPOCH, errors.StaleAttempt),
         (RefusalReason.WRONG_INCARNATION, errors.StaleAttempt),
         (RefusalReason.UNAUTHENTICATED, errors.Denied),
-        (RefusalReason.FORBIDDEN, errors.Denied),
+        (RefusalReason.FORBIDDEN, errors.Disowned),
         (RefusalReason.ORDER_VIOLATION, errors.Refused),
         (RefusalReason.NOT_VERIFIED, errors.Refused),
         (RefusalReason.INVALID_REQUEST, errors.Refused),

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollfleet_operator.clients.errors import Denied, Refused, StaleAttempt, Unreachable
+from rollfleet_operator.clients.errors import Denied, Disowned, Refused, StaleAttempt, Unreachable
 from rollfleet_operator.clients.followers import MAX_REFUSALS, Follower, Followers
 from rollfleet_operator.clients.guards import Endpoint
 from rollfleet_operator.clients.podviews import pod_view
@@ -214,6 +214,17 @@ async def test_a_guard_that_takes_no_token_of_ours_is_unreachable_in_its_own_wor
     await watched.hear(make_state(1))
     assert (await watched.command(arm(), Denied("audience differs"))) == "failed: audience differs"
     assert (watched.view.reachable, watched.view.error, watched.view.refusals) == (False, "audience differs", ())
+    assert not watched.view.disowned
+
+
+async def test_a_guard_that_obeys_another_operator_is_told_from_one_that_is_away(watched: Watched) -> None:
+    refused = Disowned("uid b does not control this engine")
+    told = []
+    for answer in (refused, Unreachable("connection refused"), refused, make_state(1)):
+        await watched.hear(answer)
+        told.append((watched.view.reachable, watched.view.disowned))
+        watched.follower.hurry()
+    assert told == [(False, True), (False, False), (False, True), (True, False)]
 
 
 class Fleet:
