@@ -160,7 +160,7 @@ def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngin
         text = f"may be open and does not answer: {'' if engine.guard is None else engine.guard.error}"
         return hold_up(engine, Reason.ENGINE_UNREACHABLE, text.rstrip(": "))
     if engine.quarantined:
-        return hold_up(engine, Reason.QUARANTINED, f"is open under epoch {state.epoch}: delete the pod")
+        return hold_up(engine, Reason.QUARANTINED, f"may answer under epoch {state.epoch}: delete the pod")
     if fence is Fence.CLOSED and quiet(engine, state, update.epoch):
         arm(update, engine, state)
         return hold_up(engine, Reason.QUIESCING, "is being armed")

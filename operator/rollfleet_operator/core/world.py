@@ -116,11 +116,14 @@ class Engine:
             return Fence.HELD if _armed(self.state, epoch) else Fence.UNKNOWN
         if state.gate is Gate.OPEN or state.in_flight > 0:
             return Fence.LOOSE
-        if self.pod.deleting or (self.quarantined and state.epoch > epoch):
-            return Fence.HELD  # a draining guard never opens again; a guard of a higher epoch refuses what we ever sent
-        if state.epoch != epoch:
+        # A draining guard never opens again. That its pod is being deleted says less: the hook may not have come to it.
+        if state.closed_reason == ClosedReason.DRAINING.value:
+            return Fence.HELD
+        stays_closed = state.armed or state.closed_reason in NEVER_REOPENS
+        refuses_all = self.quarantined and state.epoch > epoch and stays_closed  # whatever we sent in our lives
+        if state.epoch != epoch and not refuses_all:
             return Fence.LOOSE
-        return Fence.HELD if state.armed or state.closed_reason in NEVER_REOPENS else Fence.CLOSED
+        return Fence.HELD if stays_closed else Fence.CLOSED
 
     def running(self) -> Operation | None:
         """The operation that the guard works on now."""

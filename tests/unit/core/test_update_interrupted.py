@@ -186,3 +186,18 @@ def test_made_again_under_the_same_name_it_must_name_a_higher_version() -> None:
     assert condition(world, "Accepted")[1] == "VersionNotHigher"
     world.apply_weight_version(make_weight_version(6, uid="made-again"))
     assert world.run(30, lambda: world.ended(6) and world.all_serve(6))
+
+
+def test_a_pod_that_is_being_deleted_but_whose_hook_does_not_run_stays_closed() -> None:
+    """Its kubelet is gone, the engine and the network are not: only Arm keeps it from opening on the old version."""
+    world = make_world(version=1)
+    world.prestop_works = False
+    going = world.uid_of(2)
+    world.delete_pod(going)
+    bump(world, 2)
+    assert world.run(60, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    world.restart_operator(down_s=60)
+    world.run(90)
+    assert going in world.pods
+    assert world.open_versions() == [2, 2, 2]

@@ -58,7 +58,12 @@ FENCES: dict[str, tuple[dict[str, Any], GuardView | None, Fence]] = {
         Fence.LOOSE,
     ),
     "being deleted, open": ({"deleting": True}, make_guard(make_state(epoch=EPOCH)), Fence.LOOSE),
-    "being deleted, drained": ({"deleting": True}, make_guard(make_state(open=False, epoch=1)), Fence.HELD),
+    "being deleted, drained": (
+        {"deleting": True},
+        make_guard(make_state(open=False, epoch=1, closed_reason="Draining")),
+        Fence.HELD,
+    ),
+    "being deleted, its hook not run": ({"deleting": True}, make_guard(make_state(open=False, epoch=1)), Fence.LOOSE),
     "being deleted, silent": ({"deleting": True}, gone(), Fence.UNKNOWN),
 }
 
@@ -69,10 +74,19 @@ def test_how_certain_it_is_that_an_engine_answers_nobody(case: str) -> None:
     assert Engine(make_pod(**pod), guard, 0).fence(EPOCH) is expected
 
 
-def test_a_quarantined_guard_is_held_only_while_it_is_closed() -> None:
-    for is_open, expected in ((True, Fence.LOOSE), (False, Fence.HELD)):
-        guard = make_guard(make_state(open=is_open, epoch=10**9))
-        assert Engine(make_pod(), guard, 0, quarantined=True).fence(EPOCH) is expected
+QUARANTINED: dict[str, tuple[dict[str, Any], Fence]] = {
+    "open": ({}, Fence.LOOSE),
+    "closed, and the operator's silence would open it": ({"open": False}, Fence.LOOSE),
+    "closed and armed": ({"open": False, "armed": True}, Fence.HELD),
+    "closed and uncertain": ({"open": False, "closed_reason": "Uncertain"}, Fence.HELD),
+}
+
+
+@pytest.mark.parametrize("case", QUARANTINED)
+def test_a_quarantined_guard_is_held_only_while_nothing_can_open_it(case: str) -> None:
+    state, expected = QUARANTINED[case]
+    guard = make_guard(make_state(**{"epoch": 10**9} | state))
+    assert Engine(make_pod(), guard, 0, quarantined=True).fence(EPOCH) is expected
 
 
 EPOCHS: dict[str, tuple[int, dict[str, int], set[str], int]] = {
