@@ -84,7 +84,6 @@ async def test_c05_a_removed_label_is_restored(world: World, label: str) -> None
     await world.serving(2)
     victim, other = await world.pods()
     name = victim["metadata"]["name"]
-    assert victim["metadata"]["labels"][label] == other["metadata"]["labels"][label] == "true"
     removed = await world.cluster.merge_patch(PODS, world.namespace, name, {"metadata": {"labels": {label: None}}})
     assert label not in removed["metadata"]["labels"]
 
