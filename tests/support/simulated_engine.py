@@ -35,6 +35,7 @@ from rollfleet_protocol.state import (
 from tests.support.builders import FACTS, digest_of
 
 MODEL_DIGEST = "sha256:model"
+VOCABULARY = 1000  # tokens that the model has
 
 
 @dataclass
@@ -128,7 +129,11 @@ class EngineProcess:
             self.apply(Paused(), now)
         if operation.name is OperationName.TRANSFER:
             self.resident = "sha256:garbage"
-        self._pending = Pending(operation, now + self._temper.seconds(operation.name))
+        takes_s, given_s = self._temper.seconds(operation.name), _deadline_s(operation)
+        if takes_s > given_s:
+            text = f"not done within {given_s:g} s"
+            self._temper.fails[operation.name] = fault(FailureReason.DEADLINE_EXCEEDED, text)
+        self._pending = Pending(operation, now + min(takes_s, given_s))
 
     def _finish(self, operation: OperationRecord, now: float) -> None:
         failure = self._temper.fails.pop(operation.name, None)
@@ -140,6 +145,8 @@ class EngineProcess:
         read = self._store.read(command.source.root, command.source.path) if isinstance(command, Prepare) else ""
         if failure is None and isinstance(read, Failure):
             failure = read
+        if failure is None and isinstance(command, Verify) and max(command.probe_tokens) >= VOCABULARY:
+            failure = fault(FailureReason.PROBE_FAILED, f"the model has no token {max(command.probe_tokens)}")
         if failure is not None:
             touched = operation.name is OperationName.TRANSFER
             self.apply(Failed(operation.id, failure, touched), now)
@@ -180,6 +187,11 @@ class EngineProcess:
                 seconds=0.01,
             )
         return None
+
+
+def _deadline_s(operation: OperationRecord) -> float:
+    command = operation.command
+    return command.deadline_seconds if isinstance(command, Prepare | Close | Transfer | Verify) else float("inf")
 
 
 def _logprob(resident: str, token: int) -> float:

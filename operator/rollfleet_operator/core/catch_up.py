@@ -155,17 +155,24 @@ class CatchUp:
 def build_catch_up(
     world: World, committed: Committed, epoch: int, weight_version: WeightVersion | None, work: Work
 ) -> CatchUp:
-    """With the probe, tolerance and deadlines of the WeightVersion that brought the version, else the operator's."""
+    """With the operator's own probe and limits; those of the WeightVersion may widen them, never narrow them.
+
+    The same spec may have made an update fail, by a token that the model does not have or a deadline that is too short:
+    that must not keep the version before from being restored.
+    """
     settings = world.settings
-    tokens, tolerance, deadlines = settings.probe_tokens, Decimal(str(settings.probe_tolerance)), Deadlines()
+    tolerance, deadlines = Decimal(str(settings.probe_tolerance)), Deadlines()
     if weight_version is not None:
-        deadlines = weight_version.spec.deadlines
-        if weight_version.metadata.uid == committed.weight_version_uid:
-            tokens = weight_version.spec.verify.probe.tokens
-            tolerance = Decimal(weight_version.spec.verify.probe.max_abs_logprob_diff)
+        spec = weight_version.spec
+        tolerance = max(tolerance, Decimal(spec.verify.probe.max_abs_logprob_diff))
+        deadlines = _longer(deadlines, spec.deadlines)
     references = _references(world, committed)
-    known = next(iter(references), tokens)  # only the probe that was answered already can be compared
+    known = next(iter(references), settings.probe_tokens)  # only the probe that was answered already can be compared
     return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references)
+
+
+def _longer(one: Deadlines, other: Deadlines) -> Deadlines:
+    return Deadlines(**{name: max(getattr(one, name), getattr(other, name)) for name in Deadlines.model_fields})
 
 
 def _references(world: World, committed: Committed) -> dict[tuple[int, ...], tuple[str, ProbeResult]]:

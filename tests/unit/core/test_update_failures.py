@@ -62,6 +62,24 @@ def test_a_transfer_that_hangs_ends_at_its_deadline() -> None:
     assert world.run(150, lambda: world.all_serve(1))
 
 
+def test_a_probe_that_the_model_cannot_answer_does_not_keep_the_version_from_coming_back() -> None:
+    world = make_world(version=1)
+    bump(world, 2, verify=VerifySpec(probe=Probe(tokens=(1, 10**6))))
+    assert world.run(60, lambda: world.ended(2))
+    assert "no token 1000000" in failed(world, 2, "ProbeFailed")
+    assert world.run(30, lambda: world.all_serve(1))
+
+
+def test_nor_does_a_deadline_that_is_too_short_for_any_transfer() -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = slow(OperationName.TRANSFER, 5.0)().seconds
+    bump(world, 2, deadlines=DEADLINES.model_copy(update={"transfer_seconds": 1}))
+    assert world.run(60, lambda: world.ended(2))
+    failed(world, 2, "DeadlineExceeded")
+    assert world.run(30, lambda: world.all_serve(1))
+
+
 def test_probes_that_disagree_fail_it_and_name_the_engines() -> None:
     world = make_world(version=1)
     bump(world, 2, verify=VerifySpec(probe=Probe(tokens=(4, 5, 6), max_abs_logprob_diff="0.01")))
