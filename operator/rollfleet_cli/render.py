@@ -56,7 +56,7 @@ def _update_line(view: FleetView, now: datetime) -> list[Text]:
     text.append("  ").append_text(_state(update.phase))
     if update.total:
         text.append(f"  {update.done}/{update.total} engines")
-    if update.phase_started and update.phase not in {"Active", "Failed", "Superseded"}:
+    if update.phase_started and update.phase not in {"Active", "Failed"}:
         text.append(f"  for {age(update.phase_started, now)}")
     if update.paused_seconds:
         text.append(f"  paused {update.paused_seconds} s")

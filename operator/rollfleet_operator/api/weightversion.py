@@ -167,7 +167,6 @@ class Phase(StrEnum):
     OPENING = "Opening"
     ACTIVE = "Active"
     FAILED = "Failed"
-    SUPERSEDED = "Superseded"
 
 
 class Target(ApiModel):
@@ -265,7 +264,7 @@ class WeightVersionStatus(ApiModel):
     started_at: datetime | None = None
     """When work on this version began."""
     phase_started_at: datetime | None = None
-    """Start of the phase, with the time that nobody could act taken off."""
+    """Start of the phase. Its deadline counts from here, or from when operator and API server were both up last."""
     paused_at: datetime | None = None
     """When the first gate was seen closed."""
     targets: Annotated[tuple[Target, ...], Field(max_length=1000)] = ()

@@ -31,7 +31,6 @@ REASON_OF = {
     Phase.OPENING: Reason.OPENING,
     Phase.ACTIVE: Reason.ACTIVE,
     Phase.FAILED: Reason.UPDATE_FAILED,
-    Phase.SUPERSEDED: Reason.SUPERSEDED,
 }
 
 

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 MAX_POD_CALLS = 32  # at once
 MAX_REBASES = 8  # of one status write
 CALL_GRACE_S = 2.0  # that a pass waits for guards; those that are slower go on beside it, within their own deadline
-ENDED = (Phase.ACTIVE, Phase.FAILED, Phase.SUPERSEDED)
+ENDED = (Phase.ACTIVE, Phase.FAILED)
 
 
 @dataclass(frozen=True)
