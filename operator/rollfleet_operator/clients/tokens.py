@@ -14,11 +14,13 @@ logger = logging.getLogger(__name__)
 LIFE_S = 900  # asked for; guards take no token that is older
 RENEW_AT = 2 / 3  # of a token's life
 MAX_AUDIENCES = 10_000
+DISCARD_AFTER_S = 10  # at least between tokens of one audience
 
 
 @dataclass(frozen=True)
 class _Token:
     text: str = field(repr=False)
+    asked: datetime
     renew: datetime
     expires: datetime
 
@@ -45,9 +47,9 @@ class Tokens:
         return (await asyncio.shield(minting)).text
 
     def discard(self, audience: str, text: str) -> None:
-        """Forget a token that a guard would not take."""
+        """Forget a token that a guard would not take; a new one that is not taken either will not help."""
         held = self._held.get(audience)
-        if held is not None and held.text == text:
+        if held is not None and held.text == text and self._clock() - held.asked >= timedelta(seconds=DISCARD_AFTER_S):
             del self._held[audience]
 
     async def close(self) -> None:
@@ -87,7 +89,7 @@ class Tokens:
             ) from error
         # An API server may extend the life; guards look at the age, so the shorter of the two counts.
         expires = min(until, asked + timedelta(seconds=LIFE_S))
-        token = _Token(text, asked + (expires - asked) * RENEW_AT, expires)
+        token = _Token(text, asked, asked + (expires - asked) * RENEW_AT, expires)
         if len(self._held) >= MAX_AUDIENCES:
             self._held.pop(next(iter(self._held)))
         self._held[audience] = token

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rollfleet_operator.clients.errors import Unreachable
-from rollfleet_operator.clients.tokens import LIFE_S, Tokens
+from rollfleet_operator.clients.tokens import DISCARD_AFTER_S, LIFE_S, Tokens
 from tests.support.cluster import MemoryCluster
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -87,6 +87,9 @@ async def test_a_failed_renewal_leaves_the_old_token_while_it_lives(
 async def test_a_token_that_a_guard_refused_is_not_shown_again(world: World) -> None:
     world.will_mint("t-1")
     await world.tokens.bearer(AUDIENCE)
+    world.tokens.discard(AUDIENCE, "t-1")  # new as it is, it was not the reason
+    assert await world.tokens.bearer(AUDIENCE) == "t-1"
+    world.now += timedelta(seconds=DISCARD_AFTER_S)
     world.tokens.discard(AUDIENCE, "another")
     assert await world.tokens.bearer(AUDIENCE) == "t-1"
     world.tokens.discard(AUDIENCE, "t-1")
