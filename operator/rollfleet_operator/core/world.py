@@ -108,9 +108,9 @@ class Engine:
 
     def fence(self, epoch: int) -> Fence:
         """How certain it is that this engine stays closed under the epoch."""
-        if self.stopped and not self.open:
-            return Fence.HELD
         state = self.answering
+        if self.stopped and (state is None or _never_reopens(state)):
+            return Fence.HELD
         if state is None:
             # Once armed under this epoch only we open it, and nobody does before the commit.
             return Fence.HELD if _armed(self.state, epoch) else Fence.UNKNOWN
@@ -119,7 +119,7 @@ class Engine:
         # A draining guard never opens again. That its pod is being deleted says less: the hook may not have come to it.
         if state.closed_reason == ClosedReason.DRAINING.value:
             return Fence.HELD
-        stays_closed = state.armed or state.closed_reason in NEVER_REOPENS
+        stays_closed = state.armed or _never_reopens(state)
         refuses_all = self.quarantined and state.epoch > epoch and stays_closed  # whatever we sent in our lives
         if state.epoch != epoch and not refuses_all:
             return Fence.LOOSE
@@ -130,6 +130,10 @@ class Engine:
         state = self.state
         operation = None if state is None else state.operation
         return operation if operation is not None and operation.status is OperationStatus.RUNNING else None
+
+
+def _never_reopens(state: EngineState) -> bool:
+    return state.gate is Gate.CLOSED and state.closed_reason in NEVER_REOPENS
 
 
 def _armed(state: EngineState | None, epoch: int) -> bool:

@@ -57,6 +57,12 @@ FENCES: dict[str, tuple[dict[str, Any], GuardView | None, Fence]] = {
         make_guard(make_state(epoch=EPOCH)),
         Fence.LOOSE,
     ),
+    "up by its own word, and closed by an update": ({"started": False}, make_guard(make_state(**CLOSED)), Fence.CLOSED),
+    "up by its own word, and never opened": (
+        {"started": False},
+        make_guard(make_state(open=False, closed_reason="Starting")),
+        Fence.HELD,
+    ),
     "being deleted, open": ({"deleting": True}, make_guard(make_state(epoch=EPOCH)), Fence.LOOSE),
     "being deleted, drained": (
         {"deleting": True},
