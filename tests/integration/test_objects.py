@@ -98,6 +98,22 @@ async def test_c05_a_removed_label_is_restored(world: World, label: str) -> None
     await world.active(1)
 
 
+async def test_c05_a_label_removed_while_the_operator_is_away_is_restored(world: World) -> None:
+    await world.operator.start()
+    await world.create_fleet(1)
+    await world.serving(1)
+    (pod,) = await world.pods()
+    await world.operator.kill()
+    bare = {"metadata": {"labels": {"rollfleet.io/fleet": None}}}
+    await world.cluster.merge_patch(PODS, world.namespace, pod["metadata"]["name"], bare)
+    await world.operator.start()
+    await world.bump(1)
+    await world.active(1)
+    (again,) = await world.pods()
+    assert again["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert again["metadata"]["labels"] == pod["metadata"]["labels"]
+
+
 async def test_children_that_were_edited_or_deleted_come_back(world: World) -> None:
     await world.operator.start()
     await world.create_fleet(1)

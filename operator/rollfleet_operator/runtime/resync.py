@@ -5,7 +5,7 @@ import logging
 import random
 from dataclasses import dataclass
 
-from rollfleet_operator.api.meta import LABEL_FLEET
+from rollfleet_operator.api.meta import LABEL_ENGINE, LABEL_FLEET
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import RollfleetError
 from rollfleet_operator.ports import CHILDREN, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
@@ -64,7 +64,10 @@ class Resync:
     async def _pods(self, namespace: str | None) -> set[str]:
         before = self.records.pods.snapshot(namespace)
         listing = await self.cluster.list(PODS, namespace, LABEL_FLEET)
-        changed, untold = self.records.pods.reconcile_list(before, listing.items)
+        strays = await self.cluster.list(
+            PODS, namespace, f"{LABEL_ENGINE},!{LABEL_FLEET}"
+        )  # somebody took the label off
+        changed, untold = self.records.pods.reconcile_list(before, (*listing.items, *strays.items))
         self.records.ledger.listed(PODS, namespace, listing.items)
         if untold and before:
             logger.info("resync found %d pods that no watch had told of", len(untold))
