@@ -6,6 +6,7 @@ has to go. The operator, which proves itself with its first request, can so neve
 """
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, MutableMapping
@@ -92,15 +93,17 @@ class Visit:
     ) -> None:
         self._doors = doors
         self._http = protocol_of(self, {_WELCOME: lambda: doors.welcome(self)})
+        self._connection = connection
         self._handshake = asyncio.create_task(self._speak_tls(connection, context), name="rollfleet-handshake")
 
     def leave(self) -> None:
-        """Cut the connection."""
+        """Cut the connection. Its transport, whoever holds that now, closes the socket by itself."""
         self._doors.left(self)
-        if self._handshake.done() and self._http.transport is not None:
+        if self._http.transport is not None:
             self._http.transport.abort()
-        else:
-            self._handshake.cancel()
+            return
+        with contextlib.suppress(OSError):  # it is gone already
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -117,10 +120,6 @@ class Visit:
             )
         except OSError:  # too slow, gone, or not TLS at all: a stranger's affair
             self._doors.left(self)
-            connection.close()
-        except asyncio.CancelledError:
-            connection.close()
-            raise
 
 
 class Http(H11Protocol):
