@@ -31,7 +31,6 @@ class Kubelet(ABC):
     time: float
     store: Store
     load_s: float
-    prestop_works: bool
     temper: Callable[[], Temper]
     pods: dict[str, SimulatedPod]
     _serial: int
@@ -106,14 +105,19 @@ class Kubelet(ABC):
             self.change(uid, started=False, ready=False, restarts=restarts, exit_code=1)
             self.later(self.load_s, lambda: self._come_up(uid))
 
-    def delete_pod(self, uid: str) -> None:
-        """It drains and goes; where the kubelet does not get to its hook, neither."""
+    def delete_pod(self, uid: str, hook_after_s: float = 0.0) -> None:
+        """It drains and goes, as soon as the kubelet comes to its hook."""
         pod = self.pods.get(uid)
         if pod is None or pod.view.deleting:
             return
         self.change(uid, deleting=True)
-        if not self.prestop_works:
-            return
+        if hook_after_s:
+            self.later(hook_after_s, lambda: self._drain(uid))
+        else:
+            self._drain(uid)
+
+    def _drain(self, uid: str) -> None:
+        pod = self.pods[uid]
         if pod.process is not None:
             pod.process.drain(self.time)
         self.later(1.0, lambda: self._remove(uid))

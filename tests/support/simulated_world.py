@@ -62,7 +62,6 @@ class World(Kubelet):
         self.faults = Faults()
         self.temper: Callable[[], Temper] = Temper
         self.load_s = load_s
-        self.prestop_works = True
         self.children: dict[str, str] = {}
         self.settings = make_settings(up_since=NOW)
         self.views: dict[str, GuardView] = {}

@@ -54,10 +54,11 @@ def chance(most: float) -> st.SearchStrategy[float]:
     return st.sampled_from([0.0, most / 4, most])
 
 
+KINDS = ("crash", "delete", "delete, late hook", "cut off", "fail", "restart", "down", "new operator")
 blows = st.builds(
     Blow,
     after_s=st.sampled_from([0.0, 0.05, 0.15, 0.25, 0.35, 0.5, 1.0, 2.0, 5.0, 15.0]),
-    kind=st.sampled_from(["crash", "delete", "cut off", "fail", "restart", "down"]),
+    kind=st.sampled_from(KINDS),
     who=st.integers(0, 3),
     seconds=st.sampled_from([1.0, 10.0, 40.0, 80.0]),
 )
@@ -91,6 +92,10 @@ def strike(world: World, blow: Blow, calm: list[bool]) -> None:
         world.crash(uid)
     elif blow.kind == "delete":
         world.delete_pod(uid)
+    elif blow.kind == "delete, late hook":
+        world.delete_pod(uid, hook_after_s=blow.seconds)
+    elif blow.kind == "new operator":
+        world.replace_operator(f"operator-{world.time}")
     elif blow.kind == "cut off":
         world.cut_off(uid, blow.seconds)
     elif blow.kind == "fail":
@@ -139,12 +144,18 @@ def recover(world: World, version: int) -> None:
     assert world.run(ALL_DEADLINES_S + SLACK_S, lambda: world.ended(version)), world.status().phase
     committed = world.fleet.status.committed
     assert committed is not None
-    assert world.run(200, lambda: world.all_serve(committed.version)), world.fleet.status.engines
+    assert world.run(200, lambda: is_well(world, committed.version)), world.fleet.status.engines
     world.run(30)  # commands that are still on their way arrive
     writes = world.fleet_writes, world.weight_version_writes
     world.run(60)
     assert (world.fleet_writes, world.weight_version_writes) == writes, "C31: an idle fleet is written to"
     assert world.decisions[-1] == Decision()
+
+
+def is_well(world: World, version: int) -> bool:
+    """All serve the version, and obey the operator that there is."""
+    obey = all(pod.obeys == world.settings.operator_uid for pod in world.pods.values())
+    return obey and world.all_serve(version)
 
 
 QUIET = Scenario(

@@ -191,9 +191,8 @@ def test_made_again_under_the_same_name_it_must_name_a_higher_version() -> None:
 def test_a_pod_that_is_being_deleted_but_whose_hook_does_not_run_stays_closed() -> None:
     """Its kubelet is gone, the engine and the network are not: only Arm keeps it from opening on the old version."""
     world = make_world(version=1)
-    world.prestop_works = False
     going = world.uid_of(2)
-    world.delete_pod(going)
+    world.delete_pod(going, hook_after_s=1000.0)
     bump(world, 2)
     assert world.run(60, lambda: world.ended(2))
     assert world.status().phase is Phase.ACTIVE
