@@ -60,6 +60,7 @@ def overlapping_versions(changes: Iterable[GateChange]) -> list[str]:
         if change.opened and change.version is not None:
             first_open.setdefault(change.version, change.time)
     problems = []
+    last = {change.engine: change for change in ordered}
     for change in ordered:
         if change.version is None:
             continue
@@ -68,6 +69,8 @@ def overlapping_versions(changes: Iterable[GateChange]) -> list[str]:
             continue
         if change.opened and change.time > min(newer):
             problems.append(f"{change.engine} opened at version {change.version} after a newer one was open")
+        elif change.opened and change is last[change.engine]:
+            problems.append(f"{change.engine} never closed at version {change.version}, and a newer one was opened")
         if not change.opened and change.last_admission is not None and change.last_admission > min(newer):
             problems.append(f"{change.engine} admitted version {change.version} after a newer one was open")
     return problems

@@ -62,6 +62,8 @@ def test_overlap_of_versions_is_found_in_opening_and_in_admission() -> None:
     assert overlapping_versions(clean) == []
     late_admission = [*clean[:3], GateChange("b", 3.2, False, 0, last_admission=3.05), *clean[4:]]
     assert len(overlapping_versions(late_admission)) == 1
+    never_closed = [change for change in clean if change != clean[2] and change != clean[4]]
+    assert len(overlapping_versions(never_closed)) == 1
     late_opening = [*clean, GateChange("c", 4, True, 0)]
     assert len(overlapping_versions(late_opening)) == 1
 
