@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 
+from rollfleet_engine.guard.adapting import CAPABILITIES, guard_version, timed
 from rollfleet_engine.guard.checkpoints import OnProgress, Stager
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.simulator.core import Core, CoreDeadError
@@ -19,7 +19,6 @@ from rollfleet_protocol.commands import CheckpointSource, PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 RELEASE = "0.27.1"
-CAPABILITIES = ("source/Checkpoint", "pause/abort", "verify/Digest", "verify/Coverage", "verify/Logprobs")
 
 
 class SimulatorAdapter:
@@ -34,7 +33,7 @@ class SimulatorAdapter:
     def facts(self) -> Facts:
         """Version, topology, model."""
         return Facts(
-            guard_version=_own_version(),
+            guard_version=guard_version(),
             engine="simulator",
             engine_version=RELEASE,
             model=self._model,
@@ -67,13 +66,13 @@ class SimulatorAdapter:
         seconds: dict[str, float] = {}
         started = time.monotonic()
         with _calling("weight transfer", FailureReason.TRANSFER_FAILED, touched=True):
-            with _timed(seconds, "init"):
+            with timed(seconds, "init"):
                 self._core.require_alive()
-            with _timed(seconds, "start"):
+            with timed(seconds, "start"):
                 self._core.lose_weights()
-            with _timed(seconds, "update"):
+            with timed(seconds, "update"):
                 received = await self._update(staged, deadline_s)
-            with _timed(seconds, "finish"):
+            with timed(seconds, "finish"):
                 self._finish(received, staged)
         return Transferred(
             epoch=epoch,
@@ -158,22 +157,6 @@ class PacedStager:
 def _too_late(what: str, deadline_s: float) -> EngineError:
     message = f"{what}: the simulator has not answered within {deadline_s:g} s"
     return EngineError(FailureReason.DEADLINE_EXCEEDED, message)
-
-
-def _own_version() -> str:
-    try:
-        return version("rollfleet")
-    except PackageNotFoundError:  # run from a source tree
-        return "0+source"
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[phase] = time.monotonic() - started
 
 
 @contextmanager

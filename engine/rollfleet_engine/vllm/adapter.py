@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as distribution_version
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import vllm
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from rollfleet_engine.guard.adapting import CAPABILITIES, guard_version, timed
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointUpdate
 from rollfleet_kernels.digest import warm_up
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
-
-T = TypeVar("T")
-CAPABILITIES = ("source/Checkpoint", "pause/abort", "verify/Digest", "verify/Coverage", "verify/Logprobs")
 
 
 class VllmAdapter:
@@ -44,7 +40,7 @@ class VllmAdapter:
         """Version, topology, model; no call to the core."""
         parallel = self._engine.vllm_config.parallel_config
         return Facts(
-            guard_version=_own_version(),
+            guard_version=guard_version(),
             engine="vllm",
             engine_version=vllm.__version__,
             model=self._engine.vllm_config.model_config.model,
@@ -110,13 +106,13 @@ class VllmAdapter:
         self, staged: StagedCheckpoint, version: int, seconds: dict[str, float]
     ) -> list[dict[str, Any]]:
         update = CheckpointUpdate.of(staged).to_wire()
-        with _timed(seconds, "init"):
+        with timed(seconds, "init"):
             await self._initialise()
-        with _timed(seconds, "start"):
+        with timed(seconds, "start"):
             await self._phase(self._engine.start_weight_update)
-        with _timed(seconds, "update"):
+        with timed(seconds, "update"):
             await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
-        with _timed(seconds, "finish"):
+        with timed(seconds, "finish"):
             reports = await self._phase(self._engine.finish_weight_update)
             _require_finished(reports, staged)
             # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
@@ -196,22 +192,6 @@ def _require_finished(reports: list[dict[str, Any]], staged: StagedCheckpoint) -
 
 def _of_rank(report: dict[str, Any], message: str, workers: int) -> str:
     return message if workers == 1 else f"worker {report['rank']}: {message}"
-
-
-def _own_version() -> str:
-    try:
-        return distribution_version("rollfleet")
-    except PackageNotFoundError:  # run from a source tree
-        return "0+source"
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[phase] = time.monotonic() - started
 
 
 @asynccontextmanager

@@ -69,7 +69,7 @@ def transfer(update: Update) -> Move:
     """One look at Transferring."""
     seconds = update.weight_version.spec.deadlines.transfer_seconds
     deadline = update.deadline(seconds)
-    seats = [_loaded(update, target) for target in update.status.targets]
+    seats = [_seat(update, target, OperationName.TRANSFER) for target in update.status.targets]
     move = _judge(update, seats, seconds, deadline, "Transferring")
     if move is not None:
         return move
@@ -87,7 +87,7 @@ def verify(update: Update) -> Move:
     """One look at Verifying; the last one commits."""
     seconds = update.weight_version.spec.deadlines.verify_seconds
     deadline = update.deadline(seconds)
-    seats = [_verified(update, target) for target in update.status.targets]
+    seats = [_seat(update, target, OperationName.VERIFY) for target in update.status.targets]
     move = _judge(update, seats, seconds, deadline, "Verifying")
     if move is not None:
         return move
@@ -130,22 +130,13 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     return None
 
 
-def _loaded(update: Update, target: Target) -> Seat:
+def _seat(update: Update, target: Target, step: OperationName) -> Seat:
     engine, state = find_target(update, target)
     if engine is None:
         return Seat(target, None, Standing.OUT)
     if state is None:
         return Seat(target, engine, Standing.SILENT, Reason.ENGINE_UNREACHABLE, _error(engine))
-    return _standing(update, target, engine, state, OperationName.TRANSFER)
-
-
-def _verified(update: Update, target: Target) -> Seat:
-    engine, state = find_target(update, target)
-    if engine is None:
-        return Seat(target, None, Standing.OUT)
-    if state is None:
-        return Seat(target, engine, Standing.SILENT, Reason.ENGINE_UNREACHABLE, _error(engine))
-    return _standing(update, target, engine, state, OperationName.VERIFY)
+    return _standing(update, target, engine, state, step)
 
 
 def _standing(update: Update, target: Target, engine: Engine, state: EngineState, step: OperationName) -> Seat:
