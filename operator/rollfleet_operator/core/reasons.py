@@ -55,7 +55,6 @@ class Reason(StrEnum):
     OPENING = "Opening", "The version is committed and the gates open."
     ACTIVE = "Active", "The fleet serves this version."
     SUPERSEDED = "Superseded", "A higher version was asked for."
-    WITHDRAWN = "Withdrawn", "The specification is no longer accepted."
 
     # why an update cannot begin, or failed, where no engine's own reason tells it
     WAITING_FOR_FLEET = "WaitingForFleet", "The fleet has not verified its first version yet."
