@@ -5,7 +5,6 @@ import time
 from datetime import datetime
 
 import pytest
-from tests.e2e.outputs import known_outputs
 
 from examples.demo import checks
 from examples.demo.environment import Environment, folders
@@ -13,6 +12,7 @@ from examples.demo.fleet import Fleet
 from examples.demo.load import Load, Plan, Sample, completed
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import REAL, SIMULATED
+from tests.e2e.outputs import known_outputs
 
 VERSIONS = (1, 2, 3)
 ANSWERS_EACH = 30
