@@ -103,4 +103,4 @@ class Decision:
     weight_version_statuses: tuple[WeightVersionStatusWrite, ...] = ()
     events: tuple[Event, ...] = ()
     wake_at: datetime | None = None
-    notes: tuple[str, ...] = field(default_factory=tuple)  # one line each: why; for the log and `rollfleet plan`
+    notes: tuple[str, ...] = field(default_factory=tuple)  # one line each: why; for the log

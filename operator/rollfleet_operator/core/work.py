@@ -34,7 +34,7 @@ class Work:
         self.wakes.append(when)
 
     def note(self, text: str) -> None:
-        """A line for the log and `rollfleet plan`."""
+        """A line for the log."""
         self.notes.append(text)
 
     def next_wake(self) -> datetime | None:
