@@ -76,7 +76,7 @@ def pip_config(options: Mapping[str, str], *, certificates: bool) -> str:
 
 
 def _pip_files(environment: Mapping[str, str]) -> list[str]:
-    user = Path(environment.get("HOME") or "/root")
+    user = Path(environment.get("HOME") or Path.home())
     named = environment.get("PIP_CONFIG_FILE")
     places = [Path("/etc/pip.conf"), user / ".pip/pip.conf", user / ".config/pip/pip.conf"]
     return [path.read_text() for path in [*places, *([Path(named)] if named else [])] if path.is_file()]

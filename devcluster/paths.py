@@ -86,7 +86,7 @@ class Paths:
 
 def from_environment(environment: Mapping[str, str]) -> Paths:
     """DEVCLUSTER_HOME and DEVCLUSTER_CACHE, or the XDG folders."""
-    user = Path(environment.get("HOME") or "/root")
+    user = Path(environment.get("HOME") or Path.home())
     state = Path(environment.get("XDG_STATE_HOME") or user / ".local" / "state")
     cache = Path(environment.get("XDG_CACHE_HOME") or user / ".cache")
     return Paths(

@@ -49,7 +49,6 @@ def test_a_plan_that_cannot_work_is_refused(pods: str, services: str, said: str)
             "/c/rollfleet/devcluster",
         ),
         ({"HOME": "/h", "XDG_CACHE_HOME": "/c", "DEVCLUSTER_HOME": "/x", "DEVCLUSTER_CACHE": "/y"}, "/x", "/y"),
-        ({}, "/root/.local/state/rollfleet/devcluster", "/root/.cache/rollfleet/devcluster"),
     ],
 )
 def test_folders_follow_the_environment(environment: dict[str, str], home: str, cache: str) -> None:
