@@ -15,8 +15,8 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 128
-HANDSHAKE_S = 5.0
-HEAD_S = 5.0  # from the connection, or from the first byte of a further request, to the end of its head
+HANDSHAKE_S = 10.0  # as long as the operator itself waits for an answer; on a busy node a handshake takes seconds
+HEAD_S = 10.0  # from the connection, or from the first byte of a further request, to the end of its head
 SHUTDOWN_S = 1.0  # of TLS; a peer that does not answer the farewell is cut
 ACCEPT_RETRY_S = 0.5  # where the process has no file to spare
 _WELCOME = "rollfleet.welcome"
