@@ -357,3 +357,29 @@ def engine_error(reason: FailureReason, message: str = "told by the engine", *, 
 
 
 MODEL_SOURCE = CheckpointSource(root=CheckpointRoot.MODEL, path=".")
+
+
+async def request(guarded: Guarded, path: str = "/v1/completions") -> tuple[int, bytes]:
+    """Through the serving port; (0, ...) where the answer was cut off."""
+    sent: list[dict[str, object]] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "root_path": ""}
+    await guarded.serving(scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent)  # type: ignore[misc]
+    complete = sent and sent[-1]["type"] == "http.response.body" and not sent[-1].get("more_body")
+    return (sent[0]["status"] if complete else 0), body  # type: ignore[return-value]
+
+
+def failure_of(state: EngineState) -> FailureReason:
+    """Of the newest operation, which failed."""
+    operation = state.operation
+    assert operation is not None
+    assert operation.status is OperationStatus.FAILED
+    assert operation.failure is not None
+    return operation.failure.reason
