@@ -36,10 +36,11 @@ def wrong_answers(samples: Iterable[Sample], known: KnownOutputs) -> list[str]:
                 f"version {sample.version}, prompt {sample.prompt!r}: {got[:8]}... is not {expected[:8]}..."
             )
         elif sample.finish_reason == "abort":
-            if len(got) >= len(expected):
+            if len(got) >= sample.asked:
                 problems.append(f"aborted answer of version {sample.version} is not a strict prefix: {len(got)} tokens")
-        elif not got:
-            problems.append(f"empty answer of version {sample.version} with finish_reason {sample.finish_reason!r}")
+        elif len(got) != sample.asked:
+            reason = f"finish_reason {sample.finish_reason!r}"
+            problems.append(f"version {sample.version}: {len(got)} of {sample.asked} tokens, with {reason}")
     return problems
 
 
@@ -76,10 +77,9 @@ def overlapping_versions(changes: Iterable[GateChange]) -> list[str]:
     return problems
 
 
-def out_of_service_s(samples: Sequence[Sample], old: int, new: int) -> float:
-    """Seconds between the last whole answer of `old` and the first of `new`, as clients see it."""
-    last_old = max((s.ended for s in samples if s.status == 200 and s.version == old), default=None)
-    first_new = min((s.ended for s in samples if s.status == 200 and s.version == new), default=None)
-    if last_old is None or first_new is None:
-        raise ValueError(f"no whole answer of version {old if last_old is None else new}")
-    return first_new - last_old
+def first_answer_s(samples: Iterable[Sample], version: int, moment: float) -> float:
+    """Seconds from a moment to the first answer of `version`, as clients see it."""
+    times = [s.ended for s in samples if s.status == 200 and s.version == version and s.finish_reason != "abort"]
+    if not times:
+        raise ValueError(f"no whole answer of version {version}")
+    return min(times) - moment

@@ -16,6 +16,7 @@ class Sample:
     """One request as the client saw it. Times are time.time() seconds."""
 
     prompt: str
+    asked: int  # tokens
     started: float
     ended: float
     status: int  # 0 where no HTTP answer came
@@ -118,15 +119,18 @@ async def ask(session: aiohttp.ClientSession, plan: Plan, prompt: str, max_token
             if answer.status != 200:
                 text = await answer.text()
                 retry_after = answer.headers.get("Retry-After")
-                return Sample(prompt, started, time.time(), answer.status, retry_after=retry_after, error=text[:500])
+                return Sample(
+                    prompt, max_tokens, started, time.time(), answer.status, retry_after=retry_after, error=text[:500]
+                )
             document = await answer.json()
             version = answer.headers.get(VERSION_HEADER)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return Sample(prompt, started, time.time(), 0, error=f"{type(error).__name__}: {error}"[:500])
+        return Sample(prompt, max_tokens, started, time.time(), 0, error=f"{type(error).__name__}: {error}"[:500])
     choice = document["choices"][0]
     details = (document.get("usage") or {}).get("prompt_tokens_details") or {}
     return Sample(
         prompt=prompt,
+        asked=max_tokens,
         started=started,
         ended=time.time(),
         status=200,

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from examples.demo.checks import first_answer_s
 from examples.demo.environment import Environment, SetupError, folders, known_outputs, prepare, step
 from examples.demo.fleet import Fleet
 from examples.demo.kubectl import KubectlError, kubectl
@@ -37,6 +38,7 @@ class Measured:
     in_place_paused: list[float] = field(default_factory=list)
     update: list[float] = field(default_factory=list)  # from the operator's first look to Active
     phases: dict[str, list[float]] = field(default_factory=dict)
+    first_answer: list[float] = field(default_factory=list)  # through the router, from when the commit was decided
     replaced_out_of_service: list[float] = field(default_factory=list)
     bare_staging: list[float] = field(default_factory=list)
     bare_calls: list[float] = field(default_factory=list)
@@ -67,6 +69,9 @@ async def _in_place(fleet: Fleet, load: Load, paths: list[str], rounds: int, mea
         await _answers_after(load, time.time(), 60)
         measured.in_place_out_of_service.append(longest_gap(load.samples, began, time.time()))
         measured.in_place_paused.append(float(status["pausedSeconds"]))
+        committed = (await fleet.serving(REPLICAS))["status"]["committed"]
+        moment = datetime.fromisoformat(committed["time"]).timestamp()
+        measured.first_answer.append(first_answer_s(load.samples, version, moment))
         ended = datetime.fromisoformat(status["history"][-1]["time"])
         measured.update.append((ended - datetime.fromisoformat(status["startedAt"])).total_seconds())
         for phase in PHASES:
@@ -90,12 +95,14 @@ async def _bare(environment: Environment, rounds: int, measured: Measured) -> No
         for number in range(rounds + 1):
             path = folders(models)[1 + number % (len(folders(models)) - 1)]
             started = time.monotonic()
-            staged = await asyncio.to_thread(_stage, models, path.name)
+            # As in the fleet, where each guard stages for itself.
+            staged = await asyncio.gather(*(asyncio.to_thread(_stage, models, path.name) for _ in running))
             staging = time.monotonic() - started
             try:
-                seconds = await bare.update(running, staged, first=number == 0)
+                seconds = await bare.update(running, staged[0], first=number == 0)
             finally:
-                staged.close()
+                for each in staged:
+                    each.close()
             if number:  # the first one warms up
                 measured.bare_staging.append(staging)
                 measured.bare_calls.append(seconds)
@@ -120,6 +127,7 @@ def _text(measured: Measured) -> str:
         row("update, from the first look to Active", measured.update),
         *(row(f"  {phase}", measured.phases[phase]) for phase in PHASES),
         row("paused (first gate closed to last one open)", measured.in_place_paused),
+        row("first answer through the router after the commit", measured.first_answer),
         row("the same engine calls, bare, all engines at once", measured.bare_calls),
         row("staging, bare", measured.bare_staging),
         f"  our own overhead, T(update) - T(bare staging and calls): {medians['update'] - bare_s:.3f} s",

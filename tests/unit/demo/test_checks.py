@@ -5,7 +5,7 @@ import pytest
 from examples.demo.checks import (
     GateChange,
     bad_refusals,
-    out_of_service_s,
+    first_answer_s,
     overlapping_versions,
     wrong_answers,
 )
@@ -17,7 +17,9 @@ KNOWN = {0: {"p": [1, 2, 3, 4]}, 1: {"p": [5, 6, 7, 8]}}
 def sample(
     version: int | None, tokens: tuple[int, ...], finish: str = "length", status: int = 200, **more: object
 ) -> Sample:
-    return Sample("p", 1.0, 2.0, status, version=version, tokens=tokens, finish_reason=finish, **more)  # type: ignore[arg-type]
+    asked = 4 if finish == "abort" else len(tokens) or 1
+    fields = {"asked": asked, "version": version, "tokens": tokens, "finish_reason": finish} | more
+    return Sample(prompt="p", started=1.0, ended=2.0, status=status, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,7 @@ def sample(
         (sample(0, (1, 6)), 1),  # mixed
         (sample(0, (1, 2, 3, 4), "abort"), 1),  # not a strict prefix
         (sample(0, ()), 1),  # empty, and not aborted
+        (sample(0, (1, 2), asked=3), 1),  # ended early
         (sample(None, (1, 2)), 1),  # no version named
         (sample(9, (1, 2)), 1),
     ],
@@ -68,11 +71,15 @@ def test_overlap_of_versions_is_found_in_opening_and_in_admission() -> None:
     assert len(overlapping_versions(late_opening)) == 1
 
 
-def test_out_of_service_needs_answers_of_both_versions() -> None:
-    old, new = sample(0, (1,)), Sample("p", 2.5, 3.25, 200, version=1, tokens=(5,), finish_reason="length")
-    assert out_of_service_s([old, new], 0, 1) == pytest.approx(1.25)
+def test_the_first_answer_is_a_whole_one_of_that_version() -> None:
+    samples = [
+        sample(0, (1,)),
+        sample(1, (5,), "abort"),
+        Sample("p", 1, 2.5, 3.25, 200, version=1, tokens=(5,), finish_reason="length"),
+    ]
+    assert first_answer_s(samples, 1, 3.0) == pytest.approx(0.25)
     with pytest.raises(ValueError, match="version 1"):
-        out_of_service_s([old], 0, 1)
+        first_answer_s(samples[:2], 1, 3.0)
 
 
 def test_aborted_answers_do_not_count_as_completed() -> None:
