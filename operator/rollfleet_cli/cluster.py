@@ -57,6 +57,7 @@ class Cluster:
         from kubernetes.config import ConfigException  # noqa: PLC0415
         from urllib3 import disable_warnings  # noqa: PLC0415
         from urllib3.exceptions import InsecureRequestWarning  # noqa: PLC0415
+        from yaml import YAMLError  # noqa: PLC0415
 
         configuration = Configuration()
         configuration.retries = False
@@ -66,7 +67,9 @@ class Cluster:
             config.load_kube_config(file, context=access.context, client_configuration=configuration)
             _, active = config.list_kube_config_contexts(file)
         except (ConfigException, OSError) as error:
-            raise UnreachableError(f"no way to a cluster: {error}. Set KUBECONFIG, or give --kubeconfig.") from error
+            raise UnreachableError(_no_way(str(error))) from error
+        except (YAMLError, TypeError) as error:  # TypeError: YAML that is not a mapping
+            raise UnreachableError(_no_way(f"{file or 'the kubeconfig'} is not a kubeconfig: {error}")) from error
         self.namespace: str = self._chosen(config, file, access.context, active).get("namespace") or "default"
         self._client = ApiClient(configuration)
 
@@ -118,6 +121,10 @@ class Cluster:
             raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
 
 
+def _no_way(why: str) -> str:
+    return f"no way to a cluster: {why.rstrip('.')}. Set KUBECONFIG, or give --kubeconfig."
+
+
 def _checked(status: int, body: bytes, what: str) -> dict[str, Any]:
     try:
         parsed = json.loads(body)
@@ -126,6 +133,8 @@ def _checked(status: int, body: bytes, what: str) -> dict[str, Any]:
     if status < 300 and isinstance(parsed, dict):
         return parsed
     words = parsed.get("message") or body.decode(errors="replace")
+    if status == HTTP_NOT_FOUND and parsed.get("kind") != "Status":  # no such route, rather than no such object
+        raise UnreachableError(f"the cluster does not know {what} of {GROUP}/{VERSION}: install the chart rollfleet")
     if status == HTTP_NOT_FOUND:
         raise NotFoundError(f"{what}: {words}")
     if status == HTTP_FORBIDDEN:

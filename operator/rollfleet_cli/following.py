@@ -31,6 +31,7 @@ def look(reader: Reader, namespace: str, name: str) -> FleetView:
 def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: float | None) -> Iterator[FleetView]:
     """A view every INTERVAL_S, until TimedOutError or NotFoundError; UnreachableError only after GIVE_UP_S of it."""
     started = answered = clock.monotonic()
+    doing = ""
     while True:
         try:
             view = look(reader, namespace, name)
@@ -39,9 +40,10 @@ def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: f
                 raise
         else:
             answered = clock.monotonic()
+            doing = _update_words(view)
             yield view
         if timeout_s is not None and clock.monotonic() - started > timeout_s:
-            raise TimedOutError(f"{namespace}/{name}: not there within {timeout_s:g} s")
+            raise TimedOutError(f"{namespace}/{name}: not there within {timeout_s:g} s{doing and f', but {doing}'}")
         clock.sleep(INTERVAL_S)
 
 
@@ -79,19 +81,18 @@ def changes(old: FleetView | None, new: FleetView) -> list[str]:
 
 
 def _update_changes(old: FleetView | None, new: FleetView) -> list[str]:
-    if new.update is None:
-        return []
+    words = _update_words(new)
+    return [words] if words and words != _update_words(old) else []
 
-    def words(view: FleetView | None) -> str:
-        update = view.update if view else None
-        if update is None:
-            return ""
-        progress = f" {update.done}/{update.total} engines" if update.total else ""
-        paused = f", paused {update.paused_seconds} s" if update.paused_seconds else ""
-        because = f": {update.message}" if update.message and update.phase in {"Pending", "Failed"} else ""
-        return f"version {update.version} {update.phase}{progress}{paused}{because}"
 
-    return [words(new)] if words(old) != words(new) else []
+def _update_words(view: FleetView | None) -> str:
+    update = view.update if view else None
+    if update is None:
+        return ""
+    progress = f" {update.done}/{update.total} engines" if update.total else ""
+    paused = f", paused {update.paused_seconds} s" if update.paused_seconds else ""
+    because = f": {update.message}" if update.message and update.phase in {"Pending", "Failed"} else ""
+    return f"version {update.version} {update.phase}{progress}{paused}{because}"
 
 
 def _engine_changes(old: FleetView | None, new: FleetView) -> list[str]:

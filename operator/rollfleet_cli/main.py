@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from rollfleet_cli.render import render_fleet, render_fleets
 from rollfleet_cli.view import FleetView, build_view
 
 INTERRUPTED = 130
-PIPE_WIDTH = 240  # columns where no terminal says how many: nothing that a script reads is cut
+PIPE_WIDTH = 100_000  # columns where no terminal says how many: nothing that a script reads is cut or broken
 REFRESH_PER_S = 4
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -27,8 +28,18 @@ Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Default: 
 Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rollfleet {version('rollfleet')}")
+        raise typer.Exit
+
+
 @app.callback()
-def describe() -> None:
+def describe(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
     """What fleets of rollout engines and their weight updates are doing. Also `kubectl rollfleet`."""
 
 

@@ -82,9 +82,12 @@ def _words(view: FleetView) -> list[Text]:
     where = f"{view.namespace}/{view.name}"
     lines = [Text(f"{where}: {problem}", style="red") for problem in view.problems]
     lines += [
-        Text(f"{each.name}: {each.state}: {each.message}", style="yellow") for each in view.engines if each.message
+        Text(f"{each.name}: {each.state}: {each.message}", style="yellow")
+        for each in view.engines
+        if _is_news(each.message, view.problems)
     ]
-    if view.state not in GOOD and view.message:
+    told_by_engine = any(each.message and each.message in view.message for each in view.engines)
+    if view.state not in GOOD and not told_by_engine and _is_news(view.message, view.problems):
         lines.append(Text(f"{where}: {view.state}: {view.message}", style="yellow"))
     if (
         view.update

@@ -73,6 +73,18 @@ def test_timeout_ends_it_even_when_nobody_answers() -> None:
         assert time.passed <= 3.0 + INTERVAL_S
 
 
+class WithUpdate(Script):
+    """A fleet whose update hangs."""
+
+    def versions(self, namespace: str | None) -> list[WeightVersion]:
+        return [make_version(2, phase=Phase.PREPARING)]
+
+
+def test_a_timeout_tells_what_the_update_was_doing() -> None:
+    with pytest.raises(TimedOutError, match="rl/qwen: not there within 3 s, but version 2 Preparing"):
+        list(follow(WithUpdate(make_fleet()), "rl", "qwen", Time().clock(), 3.0))
+
+
 def test_a_fleet_that_is_gone_ends_it_at_once() -> None:
     with pytest.raises(NotFoundError):
         list(follow(Script(NotFoundError("no such fleet")), "rl", "qwen", Time().clock(), None))

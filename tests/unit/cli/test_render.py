@@ -82,3 +82,16 @@ def test_one_line_for_each_fleet() -> None:
 )
 def test_age(seconds: int, text: str) -> None:
     assert age(NOW - timedelta(seconds=seconds), NOW) == text
+
+
+def test_the_same_words_are_told_once() -> None:
+    text = "exit code 78: model path /rollfleet/model/bse does not exist"
+    detail = EngineDetail(name="qwen-0-0-abcde", ordinal=0, state="Broken", since=NOW, message=text)
+    conditions = (
+        make_condition("Available", holds=False, reason="Broken", message=f"qwen-0-0-abcde: {text}"),
+        make_condition("Degraded", reason="EnginesNotWell", message=f"qwen-0-0-abcde is Broken: {text}"),
+    )
+    for told in (conditions, conditions[:1]):
+        fleet = make_fleet(engines=EnginesSummary(details=(detail,)), conditions=told)
+        view = build_view(fleet, [], [make_pod("qwen", 0)])
+        assert printed(render_fleet(view, NOW)).count(text) == 1
