@@ -132,7 +132,8 @@ def judge_weight_version(
         return _refused(Reason.INVALID_SPEC, f"spec.source.checkpoint.path {fault}")
     if fleet.spec.volumes.checkpoints is None:
         fleet_name = fleet.metadata.name
-        text = f"spec.source.checkpoint needs spec.volumes.checkpoints, which RolloutEngine {fleet_name!r} has not"
+        cure = "set it to the volume that holds the checkpoints"
+        text = f"spec.source.checkpoint needs spec.volumes.checkpoints of RolloutEngine {fleet_name!r}: {cure}"
         return _refused(Reason.INVALID_SPEC, text)
     return _judge_version(weight_version, committed)
 
