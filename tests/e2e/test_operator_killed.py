@@ -5,7 +5,6 @@ import contextlib
 import json
 
 import pytest
-from tests.e2e.outputs import known_outputs
 
 from examples.demo import checks
 from examples.demo.environment import SYSTEM_NAMESPACE, Environment, folders
@@ -14,6 +13,7 @@ from examples.demo.kubectl import get, kubectl
 from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
+from tests.e2e.outputs import known_outputs
 
 REPLICAS = 4
 PHASES = ("Preparing", "Quiescing", "Transferring", "Verifying", "Opening")
