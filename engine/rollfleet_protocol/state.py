@@ -1,8 +1,25 @@
 """What a guard tells about its engine (design section 4)."""
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
 
 from rollfleet_protocol.base import Answer
+
+MAX_WORDS = 4096  # characters; a state stays far below what an operator reads of an answer
+
+
+def _fit_to_send(text: str) -> str:
+    """Bounded, and UTF-8: a file's or a tensor's name may be neither, and must not keep a state from being told."""
+    short = text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
+    return short.encode("utf-8", "backslashreplace").decode()
+
+
+Words = Annotated[str, AfterValidator(_fit_to_send)]
+# As far as commands go: what a guard says beyond them, no command could answer.
+Epoch = Annotated[int, Field(ge=0, le=2**62)]
+Version = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class Gate(StrEnum):
@@ -62,18 +79,18 @@ class Failure(Answer):
     """Why an operation failed: cause, and the engine's own text naming file, tensor or layer."""
 
     reason: FailureReason
-    message: str
+    message: Words
 
 
 class Operation(Answer):
     """The newest operation of this incarnation."""
 
     name: OperationName
-    epoch: int
-    version: int
+    epoch: Epoch
+    version: Version
     status: OperationStatus
     seconds: float = 0.0  # duration so far, or in all
-    progress: str = ""
+    progress: Words = ""
     failure: Failure | None = None
 
 
@@ -93,7 +110,7 @@ class Weights(Answer):
     """The weights held now."""
 
     state: WeightsState
-    version: int | None = None  # None until somebody has said which version they are
+    version: Version | None = None  # None until somebody has said which version they are
     digest: str | None = None  # "sha256:<hex>" of the version digest; None for Initial weights
     source: str = ""  # "model" or "checkpoint:<relative path>"
 
@@ -149,7 +166,7 @@ class EngineState(Answer):
     ready: bool = False  # what /readyz says: belongs to the serving set
     armed: bool = False
     paused: bool = False
-    epoch: int = 0
+    epoch: Epoch = 0
     weights: Weights
     in_flight: int = 0
     staged: Staged | None = None

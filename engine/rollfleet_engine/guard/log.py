@@ -24,9 +24,10 @@ class GuardLog:
         stamp = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds")
         line = {"time": stamp, "timeNs": moment, "logger": "rollfleet.guard", "event": event, **self._fields, **details}
         text = json.dumps(line, ensure_ascii=False) + "\n"
+        encoded = text.encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
         # Nobody reads any more: no reason to leave a gate as it should not be. There is nowhere to say it either.
         with suppress(OSError):
             if self._stream is None:
-                os.write(STDOUT, text.encode())
+                os.write(STDOUT, encoded)
             else:
-                self._stream.write(text)
+                self._stream.write(encoded.decode())

@@ -19,6 +19,7 @@ from rollfleet_engine.weights.errors import incomplete, invalid
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 MAX_NUMBER = 2**63 - 1
+MAX_DIMENSIONS = 64  # more than any model's tensor has; the product of millions would never be done
 METADATA = "__metadata__"
 DTYPE_BYTES: Mapping[str, int] = {
     "BOOL": 1,
@@ -120,6 +121,8 @@ def _entry(name: str, value: object, data_start: int, file_name: str) -> TensorE
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise invalid(f"{where}: dtype {dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
     shape = _numbers(value["shape"], f"{where}: shape")
+    if len(shape) > MAX_DIMENSIONS:
+        raise invalid(f"{where}: has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are taken")
     offsets = _numbers(value["data_offsets"], f"{where}: data_offsets")
     if len(offsets) != 2 or offsets[0] > offsets[1]:
         raise invalid(f"{where}: data_offsets {offsets} are not a begin and an end")

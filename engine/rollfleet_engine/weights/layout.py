@@ -90,6 +90,8 @@ def open_file(folder: int, name: str, root: Path, *, confined: bool) -> OpenFile
         raise incomplete(f"{name}: is absent; the checkpoint is half-written or a shard was lost") from error
     except OSError as error:
         raise invalid(f"{name}: cannot be opened: {error.strerror}") from error
+    except ValueError as error:  # a zero byte, or half of a surrogate pair
+        raise invalid(f"{name!r}: cannot be the name of a file: {error}") from error
     found = os.fstat(fd)
     problem = None
     if not stat.S_ISREG(found.st_mode):

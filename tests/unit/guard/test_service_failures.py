@@ -84,6 +84,29 @@ async def test_an_error_that_no_adapter_foresaw_is_told_and_logged(guarded: Guar
     assert "in _call" in guarded.lines("operation.crashed")[0]["trace"]
 
 
+@pytest.mark.parametrize("name", ["\udcff.tmp", "\ud800"])
+async def test_names_that_are_no_utf_8_are_told_and_logged_all_the_same(guarded: Guarded, name: str) -> None:
+    """What os.listdir and JSON give for them: a guard that cannot say its state is lost, and its engine with it."""
+    await guarded.serve_initial()
+    guarded.stager.failures["step-1"] = engine_error(
+        FailureReason.CHECKPOINT_INCOMPLETE, f"{name}: marks the checkpoint"
+    )
+    state = await guarded.prepare(2, 1)
+    assert failure_of(state) is FailureReason.CHECKPOINT_INCOMPLETE
+    assert "marks the checkpoint" in state.model_dump_json()
+    assert guarded.lines("operation")[-1]["message"].endswith("marks the checkpoint")
+    assert guarded.service.why_not_live() == ""
+    assert state.gate is Gate.OPEN
+
+
+async def test_a_failure_without_end_is_cut(guarded: Guarded) -> None:
+    """An operator reads a bounded answer: with all of a huge header in it the engine would count as unreachable."""
+    await guarded.serve_initial()
+    guarded.stager.failures["step-1"] = engine_error(FailureReason.COVERAGE_FAILED, "x" * 2_000_000)
+    state = await guarded.prepare(2, 1)
+    assert len(state.model_dump_json()) < 10_000
+
+
 async def test_received_bytes_that_differ_from_the_staged_ones_are_never_verified(guarded: Guarded) -> None:
     await guarded.serve_initial()
     guarded.engine.digest = "sha256:other"

@@ -69,6 +69,8 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
         ({"a": GOOD["a"] | {"shape": [2.0]}}, bytes(8), "tensor a: shape"),
         ({"a": GOOD["a"] | {"shape": [True, 2]}}, bytes(8), "tensor a: shape"),
         ({"a": GOOD["a"] | {"shape": [2**64]}}, bytes(8), "tensor a: shape"),
+        ({"a": GOOD["a"] | {"shape": [2] + [1] * 64}}, bytes(8), "tensor a: has 65 dimensions"),
+        ({"a": GOOD["a"] | {"shape": [2**63 - 1] * 20_000}}, bytes(8), "tensor a: has 20000 dimensions"),
         ({"a": GOOD["a"] | {"shape": [3]}}, bytes(8), "takes 12 bytes, not 8"),
         ({"a": GOOD["a"] | {"data_offsets": [8, 0]}}, bytes(8), "not a begin and an end"),
         ({"a": GOOD["a"] | {"data_offsets": [0]}}, bytes(8), "not a begin and an end"),

@@ -191,6 +191,8 @@ def edit_index(checkpoint: Path, change: Callable[[dict[str, str]], object]) -> 
         (lambda index: index.pop("lm_head.weight"), "does not name"),
         (lambda index: index.update({"lm_head.weight": "../outside.safetensors"}), "is not the name of a"),
         (lambda index: index.update({"lm_head.weight": "config.json"}), "is not the name of a"),
+        (lambda index: index.update({"lm_head.weight": "a\0b.safetensors"}), "cannot be the name of a file"),
+        (lambda index: index.update({"lm_head.weight": "\ud800.safetensors"}), "cannot be the name of a file"),
         (lambda index: index.clear(), "has no weight_map"),
     ],
 )
