@@ -11,6 +11,7 @@ from rollfleet_protocol.termination import summary
 
 ENGINE_CONTAINER = "engine"
 NO_ORDINAL = -1  # of a pod whose label was tampered with
+MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
 
 
 def pod_view(pod: Manifest) -> PodView:
@@ -90,4 +91,4 @@ def _condition(status: Manifest, kind: str) -> Manifest:
 
 def _ordinal(labels: dict[str, str]) -> int:
     text = labels.get(LABEL_ENGINE, "")
-    return int(text) if text.isdecimal() else NO_ORDINAL
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else NO_ORDINAL

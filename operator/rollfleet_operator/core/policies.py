@@ -10,6 +10,7 @@ OPENING_S = 60.0  # after the commit: how long an engine that does not answer ke
 REOPENING_S = 10.0  # how long a new update lets engines reopen that the one before it closed
 EXPONENT_LIMIT = 20  # exponent bound, against absurd powers
 MAX_EPOCH_JUMP = 1000  # a guard further ahead than this of all others is not followed
+MAX_EPOCH = 2**53  # one a millisecond would take 285 000 years; a guard that names more is not followed either
 
 
 def backoff_s(failures: int) -> float:

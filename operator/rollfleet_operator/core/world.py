@@ -13,7 +13,7 @@ from functools import cached_property
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView, Settings
-from rollfleet_operator.core.policies import MAX_EPOCH_JUMP
+from rollfleet_operator.core.policies import MAX_EPOCH, MAX_EPOCH_JUMP
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, Operation, OperationStatus, WeightsState
 
@@ -210,12 +210,13 @@ def _ordinal(pod: PodView, fleet: str) -> int | None:
 def judge_epochs(recorded: int, told: dict[str, int]) -> tuple[frozenset[str], int]:
     """Guards that jump absurdly far ahead of all others and of the record, and the highest epoch of those that do not.
 
-    Zeros (a new fleet, a new process) say nothing about where the fleet is, so they are no measure for a jump.
+    Zeros (a new fleet, a new process) say nothing about where the fleet is, so they are no measure for a jump; what no
+    fleet can have come to is absurd even there.
     """
     highest = recorded
     absurd: set[str] = set()
     for uid, epoch in sorted(told.items(), key=lambda item: (item[1], item[0])):
-        if highest > 0 and epoch > highest + MAX_EPOCH_JUMP:
+        if epoch > MAX_EPOCH or (highest > 0 and epoch > highest + MAX_EPOCH_JUMP):
             absurd.add(uid)
         else:
             highest = max(highest, epoch)

@@ -57,6 +57,10 @@ def test_other_containers_and_tampered_labels() -> None:
     assert (view.ordinal, view.container) == (NO_ORDINAL, ContainerState.UNKNOWN)
 
 
+def test_an_ordinal_that_no_status_could_hold_is_a_label_tampered_with() -> None:
+    assert pod_view(make_pod(labels={"rollfleet.io/engine": "9" * 20})).ordinal == NO_ORDINAL
+
+
 def test_the_launchers_message_is_told_in_words_beside_what_the_kubelet_waits_for() -> None:
     message = '{"exitCode":1,"error":"ValueError: no memory","logTail":["..."]}'
     last = {"terminated": {"exitCode": 1, "reason": "Error", "message": message}}

@@ -103,6 +103,7 @@ EPOCHS: dict[str, tuple[int, dict[str, int], set[str], int]] = {
     "just not absurd": (7, {"a": 1007}, set(), 1007),
     "just absurd": (7, {"a": 1008}, {"a"}, 7),
     "absurd beside a lost record": (0, {"a": 3, "b": 5000}, {"b"}, 3),
+    "no fleet has come so far": (0, {"a": 0, "b": 2**53 + 1}, {"b"}, 0),
     "nobody": (0, {}, set(), 0),
 }
 
