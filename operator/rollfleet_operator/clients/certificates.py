@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -31,6 +31,17 @@ USES = (
     "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
     "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
 )  # fmt: skip
+# What reading certificates and keys raises that somebody else has put into a Secret.
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    InvalidSignature,
+    x509.ExtensionNotFound,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
 
 
 @dataclass(frozen=True)
@@ -103,11 +114,11 @@ def why_renew(authority: Authority, secret: Manifest, server_name: str, now: dat
         key = serialization.load_pem_private_key(base64.b64decode(data["tls.key"]), None)
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         certificate.verify_directly_issued_by(authority.certificate)
-    except (ValueError, TypeError, x509.ExtensionNotFound, InvalidSignature) as error:
+    except _UNREADABLE as error:
         return f"it does not hold ({type(error).__name__})"
     if key.public_key() != certificate.public_key():
         return "its key is another certificate's"
-    if base64.b64decode(data["ca.crt"]).decode() != authority.pem:
+    if base64.b64decode(data["ca.crt"]) != authority.pem.encode():
         return "its ca.crt is another CA's"
     if names.get_values_for_type(x509.DNSName) != [server_name]:
         return "it names another server"
@@ -209,7 +220,7 @@ def _authority_of(secret: Manifest, where: str) -> Authority:
     try:
         certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
         key = serialization.load_pem_private_key(base64.b64decode(secret["data"]["tls.key"]), None)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, *_UNREADABLE) as error:
         raise InvalidSpec(
             f"Secret {where} holds no CA ({type(error).__name__}): delete it to have a new one made"
         ) from error

@@ -23,6 +23,7 @@ from tests.support.cluster import MemoryCluster
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 NAME = "qwen.rl.engine.rollfleet.io"
+UNKNOWN_CURVE = b"MC4CAQEEIAEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBoAcGBSuBBABj"  # of a key, DER: 1.3.132.0.99
 
 
 class Clock:
@@ -188,5 +189,8 @@ async def test_every_reason_to_renew_is_seen(certificates: Certificates, cluster
     assert (
         why_renew(authority, changed(**{"ca.crt": b64(other.pem.encode())}), NAME, NOW) == "its ca.crt is another CA's"
     )
+    assert why_renew(authority, changed(**{"ca.crt": b64(b"\xff")}), NAME, NOW) == "its ca.crt is another CA's"
+    strange = b64(b"-----BEGIN EC PRIVATE KEY-----\n" + UNKNOWN_CURVE + b"\n-----END EC PRIVATE KEY-----\n")
+    assert "does not hold" in (why_renew(authority, changed(**{"tls.key": strange}), NAME, NOW) or "")
     assert why_renew(authority, good, "other.rl.engine.rollfleet.io", NOW) == "it names another server"
     assert "two thirds" in (why_renew(authority, good, NAME, NOW + timedelta(days=61)) or "")
