@@ -10,6 +10,7 @@ from rollfleet_operator.api.meta import LABEL_SERVING, ObjectMeta
 from rollfleet_operator.api.weightversion import Phase, PhaseSeconds, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
+from rollfleet_operator.clients.ownership import demand_ours
 from rollfleet_operator.core.actions import (
     Action,
     ApplyObject,
@@ -150,6 +151,9 @@ class Applier:
     async def _apply_child(self, work: _Work, action: ApplyObject) -> None:
         manifest = action.manifest
         resource = child_resource(manifest["apiVersion"], manifest["kind"])
+        with suppress(NotFound):
+            found = await self._cluster.get(resource, work.namespace, manifest["metadata"]["name"])
+            demand_ours(found, resource.kind, work.seen.observed.fleet.metadata)
         answer = await self._cluster.apply(resource, work.namespace, manifest)
         self._records.children.applied(work.key, action.content_hash, manifest, answer)
 

@@ -25,7 +25,13 @@ from rollfleet_operator.ports import (
 
 MAX_REVIEWS = 16  # at once
 WATCHED = ("get", "list", "watch")
-APPLIED = ("list", "create", "patch", "delete")  # server-side apply is a patch, and a create where nothing is there
+APPLIED = (
+    "get",
+    "list",
+    "create",
+    "patch",
+    "delete",
+)  # server-side apply is a patch, and a create where nothing is there
 SERVED = ("rolloutengines", "rolloutengines/status", "weightversions", "weightversions/status")
 
 

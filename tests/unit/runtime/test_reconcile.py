@@ -232,6 +232,47 @@ async def test_what_fails_stops_nothing_else_and_is_said(desk: Desk) -> None:
     assert await desk.is_due(0.2)
 
 
+OURS = {"app.kubernetes.io/managed-by": "rollfleet", "rollfleet.io/fleet": "qwen"}
+
+
+def service(metadata: Manifest) -> Manifest:
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "qwen", "namespace": "rl"} | metadata}
+
+
+def owned_by(kind: str, name: str, uid: str) -> Manifest:
+    return {"kind": kind, "name": name, "uid": uid, "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({}, "Service rl/qwen is not the operator's"),
+        ({"labels": OURS | {"rollfleet.io/fleet": "llama"}}, "Service rl/qwen is not the operator's"),
+        ({"ownerReferences": [owned_by("RolloutEngine", "q", "f-9")]}, "belongs to RolloutEngine 'q'"),
+        ({"labels": OURS, "ownerReferences": [owned_by("App", "qwen", "f-1")]}, "belongs to App 'qwen'"),
+        ({"labels": OURS, "ownerReferences": [owned_by("RolloutEngine", "qwen", "f-0")]}, ""),  # waits, no event
+    ],
+)
+async def test_somebody_elses_object_of_that_name_is_not_taken_over(desk: Desk, metadata: Manifest, words: str) -> None:
+    desk.cluster.put(SERVICES, "rl", service(metadata))
+    desk.decision = Decision(actions=(ApplyObject(SERVICE, "h-1"),))
+    await desk.run()
+    assert not any(verb == "apply" for verb, _, _ in desk.writes())
+    said = await desk.said()
+    assert [words in note for note in said] == ([True] if words else [])
+    assert await desk.is_due(0.2)
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"labels": OURS}, {"ownerReferences": [owned_by("RolloutEngine", "qwen", "f-1")]}]
+)
+async def test_our_own_object_is_applied_again(desk: Desk, metadata: Manifest) -> None:
+    desk.cluster.put(SERVICES, "rl", service(metadata))
+    desk.decision = Decision(actions=(ApplyObject(SERVICE, "h-1"),))
+    await desk.run()
+    assert ("apply", "services", "qwen") in desk.writes()
+
+
 async def test_an_api_server_that_does_not_answer_is_no_event(desk: Desk) -> None:
     desk.cluster.failures["apply", "qwen"] = Unreachable("patch Service rl/qwen: no answer within the deadline")
     desk.decision = Decision(actions=(ApplyObject(SERVICE, "h-1"),))
