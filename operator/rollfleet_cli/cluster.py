@@ -1,7 +1,7 @@
 """Reading our objects, and the engines' pods, with the credentials that kubectl uses."""
 
 import json
-from collections.abc import Mapping
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,6 +16,7 @@ from rollfleet_operator.api.weightversion import WeightVersion
 Model = TypeVar("Model", bound=ApiModel)
 CONNECT_S, READ_S = 5.0, 15.0
 HTTP_FORBIDDEN, HTTP_NOT_FOUND = 403, 404
+OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class Reader(Protocol):
@@ -51,6 +52,8 @@ class Access:
 class Cluster:
     """Keeps Reader, with the official client. Its import takes a while, so it happens when a cluster is needed."""
 
+    namespace: str
+
     def __init__(self, access: Access) -> None:
         from kubernetes import config  # noqa: PLC0415 - half a second, not for --help
         from kubernetes.client import ApiClient, Configuration  # noqa: PLC0415
@@ -64,20 +67,23 @@ class Cluster:
         disable_warnings(InsecureRequestWarning)  # the kubeconfig said so; kubectl does not warn of it either
         file = str(access.kubeconfig) if access.kubeconfig else None
         try:
-            config.load_kube_config(file, context=access.context, client_configuration=configuration)
-            _, active = config.list_kube_config_contexts(file)
+            if _in_a_pod(access):
+                config.load_incluster_config(client_configuration=configuration)
+                self.namespace = OWN_NAMESPACE.read_text().strip()
+            else:
+                config.load_kube_config(file, context=access.context, client_configuration=configuration)
+                self.namespace = self._chosen(config, file, access.context).get("namespace") or "default"
         except (ConfigException, OSError) as error:
             raise UnreachableError(_no_way(str(error))) from error
         except (YAMLError, TypeError) as error:  # TypeError: YAML that is not a mapping
             raise UnreachableError(_no_way(f"{file or 'the kubeconfig'} is not a kubeconfig: {error}")) from error
-        self.namespace: str = self._chosen(config, file, access.context, active).get("namespace") or "default"
         self._client = ApiClient(configuration)
 
     @staticmethod
-    def _chosen(config: Any, file: str | None, context: str | None, active: Mapping[str, Any]) -> dict[str, Any]:
+    def _chosen(config: Any, file: str | None, context: str | None) -> dict[str, Any]:
+        contexts, active = config.list_kube_config_contexts(file)
         if context is None:
             return dict(active["context"])
-        contexts, _ = config.list_kube_config_contexts(file)
         return next((dict(each["context"]) for each in contexts if each["name"] == context), {})
 
     def fleets(self, namespace: str | None) -> list[RolloutEngine]:
@@ -119,6 +125,12 @@ class Cluster:
             return _checked(answer.status, answer.read(), what)
         except (HTTPError, ApiException, OSError) as error:
             raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
+
+
+def _in_a_pod(access: Access) -> bool:
+    """Whether the pod's own account is meant, as with kubectl: no kubeconfig is named or there."""
+    named = access.kubeconfig or access.context or os.environ.get("KUBECONFIG")
+    return not named and "KUBERNETES_SERVICE_HOST" in os.environ and not Path("~/.kube/config").expanduser().exists()
 
 
 def _no_way(why: str) -> str:

@@ -24,7 +24,9 @@ REFRESH_PER_S = 4
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="Default: the context's namespace.")]
-Kubeconfig = Annotated[Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, then ~/.kube/config.")]
+Kubeconfig = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="Default: $KUBECONFIG, ~/.kube/config, or the pod's own account.")
+]
 Context = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig.")]
 
 
@@ -62,7 +64,7 @@ def status(
         return
     views = _all_views(reader, None if all_namespaces else namespace or reader.namespace)
     if not views and output == "table":
-        where = "any namespace" if all_namespaces else f"namespace {namespace or reader.namespace}"
+        where = "any namespace" if all_namespaces else f"namespace {namespace or reader.namespace}; -A looks in all"
         typer.echo(f"no RolloutEngine in {where}", err=True)
         return
     _print(output, views, one=False)
