@@ -41,7 +41,7 @@ def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
     if not settings.host_path_allowed:
         for field, source in _sources(fleet):
             if source.host_path is not None:
-                cure = "use a persistentVolumeClaim, or have the operator allow host paths"
+                cure = "use a persistentVolumeClaim, or set the chart's hostPathVolumes.allowed"
                 return _refused(Reason.HOST_PATH_NOT_ALLOWED, f"{field}.hostPath is not allowed here: {cure}")
     return ACCEPTED
 
