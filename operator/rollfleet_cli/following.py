@@ -50,9 +50,12 @@ def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: f
 def has_reached(view: FleetView, wanted: int) -> bool:
     """Whether the fleet serves the wanted version, or a higher one; UpdateFailedError where it will not."""
     update = view.update
+    held = view.committed is not None and view.committed >= wanted
+    if held and (update is None or update.version > wanted):
+        return True  # whatever becomes of the next one
     if update is None:
-        if view.committed is not None and view.committed >= wanted:
-            return True
+        if wanted == 0:
+            return False  # the fleet's own first version
         raise NotFoundError(f"{view.namespace}/{view.name}: no WeightVersion names this fleet")
     if not update.is_current or update.version < wanted:
         return False

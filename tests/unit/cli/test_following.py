@@ -122,6 +122,17 @@ def test_without_a_weight_version_only_the_commit_counts() -> None:
         has_reached(view(make_fleet()), 2)
 
 
+def test_version_0_needs_no_weight_version() -> None:
+    assert has_reached(view(make_fleet()), 0) is False
+    assert has_reached(view(make_fleet(committed=Committed(version=0, time=NOW))), 0)
+
+
+@pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.FAILED])
+def test_what_becomes_of_a_later_version_does_not_matter(phase: Phase) -> None:
+    fleet = make_fleet(committed=Committed(version=2, time=NOW))
+    assert has_reached(view(fleet, make_version(3, phase=phase)), 2)
+
+
 def test_nothing_is_told_twice() -> None:
     seen = view(make_fleet(serving_replicas=2), make_version(2, phase=Phase.ACTIVE), pods=[make_pod("qwen", 0)])
     assert changes(None, seen)
