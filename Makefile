@@ -29,7 +29,7 @@ setup: $(VENV)/.ready ## the project's virtual environment from the lock file
 
 .PHONY: lock
 lock: ## resolve requirements/dev.txt anew (needs uv)
-	uv pip compile pyproject.toml --extra dev --universal --generate-hashes --python-version 3.11 --no-header -q -o requirements/dev.txt
+	uv pip compile pyproject.toml --extra dev --universal --generate-hashes --python-version 3.11 --no-header --no-emit-index-url -q -o requirements/dev.txt
 
 .PHONY: fmt
 fmt: setup ## format the code
@@ -56,7 +56,7 @@ verify: lint types ## lint, types, and generated files equal to what would be ge
 
 .PHONY: unit
 unit: setup ## pure tests, under 20 s
-	@$(PYTEST) tests/unit -q
+	@$(PYTEST) tests/unit -q -n 2
 
 .PHONY: vllm-venv
 vllm-venv: setup ## the environment with real vLLM for the CPU, kept outside the tree

@@ -1,6 +1,7 @@
 """Addresses, paths, certificates and the components' arguments: pure data."""
 
 import json
+import tempfile
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -55,11 +56,13 @@ def test_folders_follow_the_environment(environment: dict[str, str], home: str, 
     assert from_environment(environment) == Paths(home=Path(home), cache=Path(cache))
 
 
-def test_a_home_behind_a_link_is_told_by_its_real_path(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    paths = from_environment({"DEVCLUSTER_HOME": f"{tmp_path}/link/home", "DEVCLUSTER_CACHE": "/c"})
-    assert paths.home == tmp_path / "real" / "home"
+def test_a_home_behind_a_link_is_told_by_its_real_path() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # pytest's own folders may be longer than a home may be
+        folder = Path(short).resolve()
+        (folder / "real").mkdir()
+        (folder / "link").symlink_to("real")
+        paths = from_environment({"DEVCLUSTER_HOME": f"{folder}/link/home", "DEVCLUSTER_CACHE": "/c"})
+        assert paths.home == folder / "real" / "home"
 
 
 @pytest.mark.parametrize("home", ["relative/path", "/" + "x" * LONGEST_HOME])
