@@ -109,7 +109,10 @@ class Applier:
     async def _replace_version(self, manifest: Manifest, known: WeightVersion, write: WeightVersionStatusWrite) -> None:
         if write.status == known.status:
             return
-        await self._replace_status(WEIGHT_VERSIONS, manifest, write.status.dump())
+        try:
+            await self._replace_status(WEIGHT_VERSIONS, manifest, write.status.dump())
+        except NotFound:  # deleted meanwhile: nobody to tell
+            return
         self._measure(known.metadata.namespace, write.name, known.status, write.status)
 
     async def _replace_status(self, resource: Resource, manifest: Manifest, status: Manifest) -> None:

@@ -232,6 +232,16 @@ async def test_what_fails_stops_nothing_else_and_is_said(desk: Desk) -> None:
     assert await desk.is_due(0.2)
 
 
+async def test_a_weight_version_that_is_deleted_meanwhile_is_no_event(desk: Desk) -> None:
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version())
+    desk.before_plan = lambda: desk.cluster.objects.pop(("weightversions", "rl", "policy"))
+    write = WeightVersionStatusWrite("policy", WeightVersionStatus(epoch=3))
+    desk.decision = Decision(weight_version_statuses=(write,))
+    await desk.run()
+    assert await desk.said() == []
+    assert not await desk.is_due(60)
+
+
 OURS = {"app.kubernetes.io/managed-by": "rollfleet", "rollfleet.io/fleet": "qwen"}
 
 
