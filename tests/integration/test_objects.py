@@ -102,6 +102,11 @@ async def test_c05_a_label_removed_while_the_operator_is_away_is_restored(world:
     await world.operator.start()
     await world.create_fleet(1)
     await world.serving(1)
+
+    async def in_the_serving_set() -> bool:  # the label may come after the status
+        return all("rollfleet.io/serving" in pod["metadata"]["labels"] for pod in await world.pods())
+
+    await until(in_the_serving_set, 10, world.operator.log)
     (pod,) = await world.pods()
     await world.operator.kill()
     bare = {"metadata": {"labels": {"rollfleet.io/fleet": None}}}
