@@ -20,6 +20,10 @@ Words = Annotated[str, AfterValidator(_fit_to_send)]
 # As far as commands go: what a guard says beyond them, no command could answer.
 Epoch = Annotated[int, Field(ge=0, le=2**62)]
 Version = Annotated[int, Field(ge=0, le=2**63 - 1)]
+# They go into statuses, which hold 1.5 MB in all.
+Digest = Annotated[str, Field(max_length=128)]
+Incarnation = Annotated[str, Field(max_length=128)]
+Path = Annotated[str, Field(max_length=4096)]
 
 
 class Gate(StrEnum):
@@ -111,7 +115,7 @@ class Weights(Answer):
 
     state: WeightsState
     version: Version | None = None  # None until somebody has said which version they are
-    digest: str | None = None  # "sha256:<hex>" of the version digest; None for Initial weights
+    digest: Digest | None = None  # "sha256:<hex>" of the version digest; None for Initial weights
     source: str = ""  # "model" or "checkpoint:<relative path>"
 
 
@@ -120,8 +124,8 @@ class Staged(Answer):
 
     epoch: int
     version: int
-    path: str
-    digest: str
+    path: Path
+    digest: Digest
     tensors: int
     bytes: int
     seconds: float
@@ -132,7 +136,7 @@ class Transferred(Answer):
 
     epoch: int
     version: int
-    digest: str
+    digest: Digest
     tensors: int
     bytes: int
     layers: int  # layers whose loaded elements were compared with the first load
@@ -158,7 +162,7 @@ class EngineState(Answer):
     """
 
     sequence: int
-    incarnation: str  # new at each process start
+    incarnation: Incarnation  # new at each process start
     facts: Facts
     alive: bool  # the engine core lives
     gate: Gate

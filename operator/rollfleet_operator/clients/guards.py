@@ -66,7 +66,12 @@ class GuardClient:
         connector = aiohttp.TCPConnector(
             limit=MAX_CONNECTIONS, limit_per_host=MAX_CONNECTIONS_PER_ENGINE, keepalive_timeout=KEEP_ALIVE_S
         )
-        self._session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # a few bytes on the wire could be a gigabyte
+            skip_auto_headers=("Accept-Encoding",),
+        )
 
     async def close(self) -> None:
         """Close the connections."""

@@ -1,5 +1,6 @@
 """The guards' client against a real TLS server on the loopback."""
 
+import gzip
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -185,6 +186,40 @@ async def test_an_endless_answer_is_cut_off(server: Server, client: GuardClient)
     server.handler = handler
     await server.start()
     with pytest.raises(Unsupported, match="longer than"):
+        await client.state(endpoint(server), None)
+
+
+async def test_nothing_is_decompressed(server: Server, client: GuardClient) -> None:
+    async def bomb(request: web.Request) -> web.Response:
+        assert "Accept-Encoding" not in request.headers
+        packed = gzip.compress(b"{" + b" " * (8 * MAX_BODY) + b"}")
+        return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
+
+    server.handler = bomb
+    await server.start()
+    with pytest.raises(Unsupported, match="not a guard's state"):
+        await client.state(endpoint(server), None)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"epoch": 2**70},
+        {"epoch": -1},
+        {"incarnation": "x" * 1000},
+        {"weights": {"state": "Loaded", "version": 2**63}},
+        {"weights": {"state": "Loaded", "version": 1, "digest": "x" * 1000}},
+    ],
+)
+async def test_what_no_status_could_hold_is_no_state(
+    server: Server, client: GuardClient, lie: dict[str, object]
+) -> None:
+    async def told(_: web.Request) -> web.Response:
+        return web.json_response(make_state(4).model_dump(mode="json", by_alias=True) | lie)
+
+    server.handler = told
+    await server.start()
+    with pytest.raises(Unsupported, match=next(iter(lie))):
         await client.state(endpoint(server), None)
 
 
