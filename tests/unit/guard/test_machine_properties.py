@@ -310,6 +310,8 @@ class GuardMachine(RuleBasedStateMachine):
         if task.operation.name is OperationName.TRANSFER and touched:
             self.world.resident = "some of it"
         self.apply(Failed(task.operation.id, FAILURE, touched))
+        if task.operation.name is OperationName.VERIFY:
+            self.world.was_open = False  # what failed the probe leaves the serving set: silence opens nothing
         if task.operation.name is OperationName.TRANSFER and not touched and task.operation.epoch == self.state.epoch:
             self.world.touched = self.state.weights.state is not WeightsState.VERIFIED
 
