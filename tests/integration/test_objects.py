@@ -161,3 +161,19 @@ async def test_a_foreign_secret_of_that_name_is_left_alone_and_said(world: World
     await until(is_said, 20, world.operator.log)
     stored = await world.cluster.get(SECRETS, world.namespace, TLS)
     assert stored["metadata"]["resourceVersion"] == created["metadata"]["resourceVersion"]
+
+
+async def test_a_pod_that_lost_its_owner_while_the_operator_is_away_takes_part_in_the_next_update(world: World) -> None:
+    await world.operator.start()
+    fleet = await world.create_fleet(1)
+    await world.serving(1)
+    (pod,) = await world.pods()
+    await world.operator.kill()
+    orphaned = {"metadata": {"ownerReferences": []}}
+    await world.cluster.merge_patch(PODS, world.namespace, pod["metadata"]["name"], orphaned)
+    await world.operator.start()
+    await world.bump(1)
+    await world.active(1)
+    (again,) = await world.pods()
+    assert again["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert owner_uids(again) == [fleet["metadata"]["uid"]]

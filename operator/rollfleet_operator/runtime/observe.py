@@ -10,10 +10,11 @@ from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
+from rollfleet_operator.core.objects.common import owner_reference
 from rollfleet_operator.core.observed import Observed, PodView, Settings
 from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.records import Records
-from rollfleet_operator.runtime.store import our_labels, split_key
+from rollfleet_operator.runtime.store import controller_of, our_labels, split_key
 from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
 
@@ -78,7 +79,7 @@ class Observer:
         if read.fleet is None:
             raise NotFound(f"RolloutEngine {key}")
         ca_bundle = await self._certificates.ensure(fleet)
-        await asyncio.gather(*(self._look_at(key, view) for view in self._records.pods.doubtful(key)))
+        await asyncio.gather(*(self._look_at(fleet, view) for view in self._records.pods.doubtful(key)))
         pods = self._records.pods.pods(key, fleet.metadata.uid)
         self._records.followers.ensure(key, identity_of(fleet), pods)
         if fleet.metadata.uid not in self._met:
@@ -96,9 +97,9 @@ class Observer:
         )
         return Seen(observed, read.fleet, read.weight_versions)
 
-    async def _look_at(self, key: str, view: PodView) -> None:
-        """A pod that may be gone, or has lost our labels: forget it, or label it again."""
-        namespace, fleet = split_key(key)
+    async def _look_at(self, fleet: RolloutEngine, view: PodView) -> None:
+        """A pod that may be gone, or has lost our labels or its owner: forget it, or give it back what it lost."""
+        namespace, name = fleet.metadata.namespace, fleet.metadata.name
         try:
             pod = await self._cluster.get(PODS, namespace, view.name)
         except NotFound:
@@ -107,10 +108,15 @@ class Observer:
         if pod["metadata"]["uid"] != view.uid:
             self._records.pods.remove(view.uid)
             return
-        labels = pod["metadata"].get("labels") or {}
-        wanted = our_labels(fleet) | ({LABEL_ENGINE: str(view.ordinal)} if view.ordinal >= 0 else {})
-        if any(labels.get(name) != value for name, value in wanted.items()):
-            patch = {"metadata": {"uid": view.uid, "labels": wanted}}
+        labels, orphaned = pod["metadata"].get("labels") or {}, controller_of(pod) is None
+        wanted = our_labels(name) | ({LABEL_ENGINE: str(view.ordinal)} if view.ordinal >= 0 else {})
+        if orphaned or any(labels.get(label) != value for label, value in wanted.items()):
+            metadata: Manifest = {"uid": view.uid, "labels": wanted}
+            if orphaned:
+                others = pod["metadata"].get("ownerReferences") or []
+                metadata["resourceVersion"] = pod["metadata"]["resourceVersion"]  # a list is written as a whole
+                metadata["ownerReferences"] = [*others, owner_reference(fleet)]
+            patch = {"metadata": metadata}
             pod = await self._cluster.merge_patch(PODS, namespace, view.name, patch)
         self._records.pods.upsert(pod)
 

@@ -1,5 +1,6 @@
 """What the watches told, overlaid with what the API server answered to our own writes; repaired by the resync."""
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from rollfleet_operator.core.observed import PodView
 from rollfleet_operator.ports import Manifest
 
 MAX_TOMBSTONES = 10_000
+ENGINE_NAME = re.compile(r"-[0-9]{1,9}-0-[a-z0-9]+")  # of a pod, after its fleet's name
 
 
 def key_of(namespace: str, fleet: str) -> str:
@@ -30,11 +32,24 @@ def revision(manifest: Manifest) -> int:
 
 
 def fleet_of(pod: Manifest) -> tuple[str, str] | None:
-    """Name and uid of the RolloutEngine that controls the pod. Labels are edited now and then, owners hardly ever."""
-    for owner in pod["metadata"].get("ownerReferences") or ():
-        if owner.get("controller") and owner.get("kind") == "RolloutEngine":
-            return str(owner["name"]), str(owner["uid"])
-    return None
+    """Name and uid of the RolloutEngine that controls the pod. Labels are edited now and then, owners hardly ever.
+
+    A pod that lost its owner, and is ours by labels and name, may serve all the same: its fleet's uid is then empty.
+    """
+    metadata = pod["metadata"]
+    controller = controller_of(pod)
+    if controller is not None:
+        return (str(controller["name"]), str(controller["uid"])) if controller.get("kind") == "RolloutEngine" else None
+    labels = metadata.get("labels") or {}
+    fleet = labels.get(LABEL_FLEET, "")
+    ours = labels.get(LABEL_COMPONENT) == "engine" and ENGINE_NAME.fullmatch(metadata["name"].removeprefix(fleet))
+    return (fleet, "") if fleet and ours else None
+
+
+def controller_of(manifest: Manifest) -> Manifest | None:
+    """The owner that controls an object."""
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((dict(owner) for owner in owners if owner.get("controller")), None)
 
 
 def our_labels(fleet: str) -> dict[str, str]:
@@ -70,7 +85,7 @@ class PodStore:
         ):
             return None
         labels = metadata.get("labels") or {}
-        in_doubt = any(labels.get(name) != value for name, value in our_labels(owner[0]).items())
+        in_doubt = not owner[1] or any(labels.get(name) != value for name, value in our_labels(owner[0]).items())
         kept = _Kept(key_of(metadata["namespace"], owner[0]), owner[1], pod_view(pod), revision(pod), in_doubt)
         self._pods[uid] = kept
         self._by_key.setdefault(kept.key, set()).add(uid)

@@ -390,6 +390,24 @@ async def test_a_pod_that_lost_our_labels_is_labelled_again(desk: Desk) -> None:
     assert desk.records.pods.doubtful(KEY) == ()
 
 
+@pytest.mark.parametrize("known", [True, False], ids=["while we run", "before we came"])
+async def test_a_pod_that_lost_its_owner_is_adopted_again(desk: Desk, known: bool) -> None:
+    """It may be open, and Services and routers find it by its labels: an update that passes it by would leave it so."""
+    if known:
+        desk.records.pods.upsert(make_pod(revision=1))
+    orphan = make_pod()
+    theirs = {"kind": "App", "name": "theirs", "uid": "a-1"}
+    orphan["metadata"]["ownerReferences"] = [theirs]
+    assert desk.records.pods.upsert(desk.cluster.put(PODS, "rl", orphan)) == KEY
+    await desk.run()
+    owners = desk.stored("pods", "qwen-0-0-abcde")["metadata"]["ownerReferences"]
+    assert owners[0] == theirs
+    assert [(owner["uid"], owner.get("controller")) for owner in owners[1:]] == [("f-1", True)]
+    assert desk.observed is not None
+    assert [pod.uid for pod in desk.observed.pods] == ["p-1"]
+    assert desk.records.pods.doubtful(KEY) == ()
+
+
 @pytest.mark.parametrize("successor", [None, "p-2"])
 async def test_a_pod_that_is_gone_is_forgotten_by_the_next_pass(desk: Desk, successor: str | None) -> None:
     desk.records.pods.upsert(make_pod(revision=1))

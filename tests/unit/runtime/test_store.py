@@ -60,12 +60,26 @@ def test_a_pod_whose_labels_were_edited_is_still_its_owners(label: str) -> None:
     assert store.doubtful(KEY) == ()
 
 
-@pytest.mark.parametrize("owner", [[], [{"kind": "ReplicaSet", "name": "qwen", "uid": "r-1", "controller": True}]])
-def test_a_pod_of_another_owner_is_not_ours(owner: list[dict[str, Any]]) -> None:
+REPLICA_SET = {"kind": "ReplicaSet", "name": "qwen", "uid": "r-1", "controller": True}
+
+
+@pytest.mark.parametrize(
+    ("owners", "name"), [([REPLICA_SET], "qwen-0-0-abcde"), ([], "qwen-shell"), ([], "llama-0-0-abcde")]
+)
+def test_a_pod_of_another_owner_is_not_ours(owners: list[dict[str, Any]], name: str) -> None:
     store = PodStore()
-    pod = make_pod()
-    pod["metadata"]["ownerReferences"] = owner
+    pod = make_pod(name=name)
+    pod["metadata"]["ownerReferences"] = owners
     assert store.upsert(pod) is None
+
+
+def test_a_pod_without_owner_is_ours_by_labels_and_name_and_must_be_looked_at() -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1))
+    orphan = make_pod(revision=2)
+    del orphan["metadata"]["ownerReferences"]
+    assert store.upsert(orphan) == KEY
+    assert [pod.uid for pod in store.doubtful(KEY)] == ["p-1"]
 
 
 def test_pods_of_a_deleted_fleet_of_the_same_name_are_not_the_new_ones() -> None:

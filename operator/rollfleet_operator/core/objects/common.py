@@ -32,19 +32,23 @@ def labels(fleet: RolloutEngine, component: str) -> dict[str, str]:
 def metadata(fleet: RolloutEngine, name: str, component: str) -> Manifest:
     """Name, labels and owner. The owner does not block its own deletion: there are no finalizers of ours."""
     marks = {"app.kubernetes.io/managed-by": "rollfleet", **labels(fleet, component)}
-    owner = {
+    return {
+        "name": name,
+        "namespace": fleet.metadata.namespace,
+        "labels": marks,
+        "ownerReferences": [owner_reference(fleet)],
+    }
+
+
+def owner_reference(fleet: RolloutEngine) -> Manifest:
+    """That the fleet controls an object."""
+    return {
         "apiVersion": API_VERSION,
         "kind": "RolloutEngine",
         "name": fleet.metadata.name,
         "uid": fleet.metadata.uid,
         "controller": True,
         "blockOwnerDeletion": False,
-    }
-    return {
-        "name": name,
-        "namespace": fleet.metadata.namespace,
-        "labels": marks,
-        "ownerReferences": [owner],
     }
 
 
