@@ -35,6 +35,7 @@ class Driver:
         self.adapter = VllmAdapter(engine)
         self.model = model
         self.requests = 0
+        self.tokens = 0
         self.background: dict[str, asyncio.Task[Any]] = {}
 
     async def facts(self) -> Any:
@@ -47,6 +48,7 @@ class Driver:
         last = None
         async for output in self.engine.generate({"prompt_token_ids": prompt}, parameters, f"request-{self.requests}"):
             last = output
+            self.tokens = len(output.outputs[0].token_ids)
         assert last is not None
         first = last.outputs[0]
         return {
@@ -60,6 +62,7 @@ class Driver:
 
     async def begin(self, name: str, prompt: list[int], count: int) -> Any:
         """Start generating in the background."""
+        self.tokens = 0
         self.background[name] = asyncio.create_task(self.generate(prompt, count))
 
     async def end(self, name: str) -> Any:
@@ -69,6 +72,10 @@ class Driver:
     async def running(self) -> Any:
         """Requests that this process has not answered yet."""
         return self.engine.output_processor.get_num_unfinished_requests()
+
+    async def produced(self) -> Any:
+        """Tokens so far of the newest request: above 0, the core holds cache blocks for it."""
+        return self.tokens
 
     async def pause(self) -> Any:
         await self.adapter.pause(PauseMode.ABORT, DEADLINE_S)

@@ -20,6 +20,12 @@ def wait_running(engine: VllmEngine, count: int) -> None:
         assert time.monotonic() < deadline, f"never {count} requests in flight"
 
 
+def wait_generating(engine: VllmEngine) -> None:
+    deadline = time.monotonic() + POLL_TIMEOUT_S
+    while not engine.call("produced"):
+        assert time.monotonic() < deadline, "never a token"
+
+
 def test_requests_in_flight_end_with_what_they_have(engine: VllmEngine, models: Path) -> None:
     known = expected(models / "base")["prompts"][0]
     engine.call("begin", name="one", prompt=known["promptTokenIds"], count=LONG)
@@ -50,7 +56,7 @@ def test_a_request_that_slips_behind_the_pause_is_aborted(engine: VllmEngine, mo
 def test_a_cache_that_is_in_use_is_not_called_empty(engine: VllmEngine, models: Path) -> None:
     prompt = expected(models / "base")["prompts"][0]["promptTokenIds"]
     engine.call("begin", name="busy", prompt=prompt, count=LONG)
-    wait_running(engine, 1)
+    wait_generating(engine)
     try:
         with pytest.raises(CallError) as raised:
             engine.call("reset_caches")
