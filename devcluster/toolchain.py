@@ -1,4 +1,4 @@
-"""The Go compiler: the machine's own if it is new enough, else the pinned one, which the module proxy serves too."""
+"""The Go compiler: the machine's own if it is new enough, else the pinned one from the module proxy of GOPROXY."""
 
 import base64
 import hashlib
@@ -64,7 +64,7 @@ def ensure(paths: Paths) -> Path:
 
 def proxies(environment: Mapping[str, str]) -> list[str]:
     """The module proxies of GOPROXY, in order; `direct` and `off` are no places to fetch from."""
-    listed = re.split(r"[,|]", environment.get("GOPROXY") or "https://proxy.golang.org")
+    listed = re.split(r"[,|]", environment.get("GOPROXY", ""))
     return [url.strip().rstrip("/") for url in listed if url.strip().startswith(("http://", "https://"))]
 
 
@@ -109,6 +109,6 @@ def _download(name: str, target: Path) -> None:
         except (OSError, urllib.error.URLError) as error:
             failures.append(f"{proxy}: {error}")
     raise MissingPrerequisiteError(
-        f"Go {PINNED} could not be fetched: {'; '.join(failures) or 'GOPROXY names no proxy'}",
+        f"Go {PINNED} could not be fetched: {'; '.join(failures) or 'the environment variable GOPROXY names no proxy'}",
         f"Install Go {'.'.join(map(str, LEAST))} or newer and put it on PATH, or set GOPROXY.",
     )

@@ -56,7 +56,7 @@ def test_the_compilers_version_is_read(text: str, version: tuple[int, int]) -> N
 @pytest.mark.parametrize(
     ("value", "proxies"),
     [
-        ("", ["https://proxy.golang.org"]),
+        ("", []),
         ("https://one.example/x/,direct", ["https://one.example/x"]),
         ("http://one.example|https://two.example,off", ["http://one.example", "https://two.example"]),
         ("direct", []),
