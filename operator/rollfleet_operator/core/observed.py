@@ -90,3 +90,4 @@ class Observed:
     children: dict[str, Any] = field(
         default_factory=dict
     )  # "Kind/name" -> content hash last applied, for children other than pods
+    rejected: str = ""  # what the API server refused in the newest pass that asked for anything, in its own words

@@ -63,6 +63,7 @@ def plan(observed: Observed, now: datetime) -> Decision:
         notes=describe(_scene(world, update, {} if catch_up is None else catch_up.stuck), work),
         ca_bundle=observed.ca_bundle,
         changing_pods=bool(pods),
+        rejected=observed.rejected,
     )
     return _decide(observed, findings, pods, work)
 

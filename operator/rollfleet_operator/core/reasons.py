@@ -31,6 +31,7 @@ class Reason(StrEnum):
     WAITING_FOR_WEIGHTS = "WaitingForWeights", "Engines hold no verified weights yet."
     CATCHING_UP = "CatchingUp", "Engines are loading the committed version."
     UPDATING = "Updating", "The fleet is closed while its weights change."
+    APPLY_FAILED = "ApplyFailed", "The API server does not take what the fleet needs."
     COMMIT_UNKNOWN = "CommitUnknown", "The record of the committed version is lost and no open engine tells it."
     BROKEN = "Broken", "No engine can serve."
     STEADY = "Steady", "Nothing is changing."

@@ -33,6 +33,7 @@ class Findings:
     notes: tuple[EngineNote, ...]
     ca_bundle: str
     changing_pods: bool
+    rejected: str  # by the API server, in its own words
 
     @property
     def serving(self) -> int:
@@ -129,6 +130,8 @@ def _why_unavailable(findings: Findings) -> tuple[Reason, str]:  # noqa: PLR0911
         return findings.commit.reason, findings.commit.message
     if findings.update.closed or findings.update.under_way:
         return Reason.UPDATING, ""
+    if findings.rejected and not findings.notes:
+        return Reason.APPLY_FAILED, findings.rejected
     for doing, reason in (
         (Doing.CATCHING_UP, Reason.CATCHING_UP),
         (Doing.WAITING_FOR_WEIGHTS, Reason.WAITING_FOR_WEIGHTS),
@@ -188,6 +191,8 @@ def _behind(findings: Findings, weight_version: WeightVersion, version: int) -> 
 def _degraded(findings: Findings) -> Claim:
     if findings.commit.reason is not None:
         return claim("Degraded", True, findings.commit.reason, findings.commit.message)
+    if findings.rejected:
+        return claim("Degraded", True, Reason.APPLY_FAILED, findings.rejected)
     unwell = [note for note in findings.notes if note.doing in UNWELL]
     if not unwell:
         return claim("Degraded", False, Reason.ALL_WELL, "no engine is broken or out of reach")

@@ -94,6 +94,7 @@ class Observer:
             ca_bundle=ca_bundle,
             settings=replace(self._settings, up_since=self._uptime.since),
             children=dict(self._records.children.hashes(key)),
+            rejected=self._records.rejected.get(key, ""),
         )
         return Seen(observed, read.fleet, read.weight_versions)
 

@@ -20,6 +20,7 @@ from rollfleet_operator.runtime.records import Records
 logger = logging.getLogger(__name__)
 
 PASS_S = 60.0  # of one pass; every call in it has a shorter deadline
+MAX_REJECTED = 900  # characters that a condition tells
 MAX_LOGGED = 50  # actions of one decision
 Plan = Callable[[Observed, datetime], Decision]
 PlanOrphan = Callable[[WeightVersion, datetime], Decision]
@@ -108,7 +109,9 @@ class Reconciler:
         _log(key, seen, decision)
         errors = await self._applier.apply(key, seen, decision)
         if errors:
-            self._fail(fleet, errors)
+            self._fail(key, fleet, errors)
+        if self._records.rejected.pop(key, None) is not None:
+            self._records.queue.put(key)  # the status still tells of what was refused before
         return (decision.wake_at - self._clock()).total_seconds() if decision.wake_at else None
 
     async def _tell_orphans(self, read: Read) -> None:
@@ -118,10 +121,12 @@ class Reconciler:
             decision = self._plan_orphan(weight_version, self._clock())
             await self._applier.apply_orphan(manifest, weight_version, decision)
 
-    def _fail(self, fleet: RolloutEngine, errors: list[RollfleetError]) -> None:
+    def _fail(self, key: str, fleet: RolloutEngine, errors: list[RollfleetError]) -> None:
         """The rest was done; the pass counts as failed by the gravest error."""
         rejected = [error for error in errors if not isinstance(error, Retryable)]
         self._applier.report(fleet.metadata, rejected)
+        if rejected:
+            self._records.rejected[key] = "; ".join(sorted({str(error) for error in rejected}))[:MAX_REJECTED]
         gravest = (rejected or [error for error in errors if not isinstance(error, Conflict)] or errors)[0]
         raise gravest
 

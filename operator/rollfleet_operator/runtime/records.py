@@ -18,6 +18,7 @@ class Records:
     fleets: FleetStore = field(default_factory=FleetStore)
     children: ChildStore = field(default_factory=ChildStore)
     ledger: WatchLedger = field(default_factory=WatchLedger)
+    rejected: dict[str, str] = field(default_factory=dict)  # by key: what the API server refused in the newest pass
 
     def forget(self, key: str) -> None:
         """The fleet is gone; the garbage collector takes its pods, and what no watch sees of them is over."""
@@ -27,3 +28,4 @@ class Records:
         self.followers.forget(key)
         self.fleets.remove(key)
         self.children.forget(key)
+        self.rejected.pop(key, None)

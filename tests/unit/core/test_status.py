@@ -1,5 +1,6 @@
 """What the statuses say, and when they are written."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -218,3 +219,15 @@ def test_every_field_of_the_statuses_survives_the_schema() -> None:
     assert world.run(60, lambda: world.all_serve(1) and world.ended(1))
     for model in (world.fleet.status, world.status()):
         assert type(model).model_validate(model.dump()) == model
+
+
+def test_what_the_api_server_refuses_is_told_where_no_pod_can_tell_it() -> None:
+    refusal = "create Pod rl/*: exceeded quota: compute (HTTP 403)"
+    refused = make_observed(fleet(replicas=2), pods=(), guards={}, rejected=refusal)
+    told = status(plan(refused, NOW))
+    for kind, value in (("Available", "False"), ("Degraded", "True")):
+        condition = find(told.conditions, kind)
+        assert condition is not None
+        assert (condition.status, condition.reason, condition.message) == (value, "ApplyFailed", refusal)
+    again = replace(refused, fleet=refused.fleet.model_copy(update={"status": told}))
+    assert plan(again, NOW + timedelta(seconds=30)).fleet_status is None, "the same refusal is written once"

@@ -232,6 +232,21 @@ async def test_what_fails_stops_nothing_else_and_is_said(desk: Desk) -> None:
     assert await desk.is_due(0.2)
 
 
+async def test_the_next_pass_knows_what_was_refused_until_it_is_taken(desk: Desk) -> None:
+    desk.cluster.failures["create", "qwen-0-0-abcde"] = Denied("create Pod rl/*: exceeded quota (HTTP 403)")
+    desk.decision = Decision(actions=(CreatePod(make_pod()),))
+    await desk.run()
+    await desk.run()
+    assert desk.observed is not None
+    assert "exceeded quota" in desk.observed.rejected
+    del desk.cluster.failures["create", "qwen-0-0-abcde"]
+    await desk.run()
+    assert desk.queue.depth() == 1, "the status still tells of it"
+    desk.decision = Decision()
+    await desk.run()
+    assert desk.observed.rejected == ""
+
+
 async def test_a_weight_version_that_is_deleted_meanwhile_is_no_event(desk: Desk) -> None:
     desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version())
     desk.before_plan = lambda: desk.cluster.objects.pop(("weightversions", "rl", "policy"))
