@@ -76,15 +76,15 @@ charts: cluster ## the chart: render matrix, strict values, rights
 
 .PHONY: contract
 contract: vllm-venv ## one suite against the simulator and against real vLLM, and vLLM's inside
-	@$(PYTEST) tests/contract tests/vllm tests/kernels -q
+	@$(PYTEST) tests/contract tests/vllm tests/kernels -q --timeout 300
 
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server
-	@$(CLUSTER) $(PYTEST) tests/integration -q
+	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300
 
 .PHONY: e2e
 e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
-	@$(CLUSTER) $(PYTEST) tests/e2e -q -s
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 600
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind
