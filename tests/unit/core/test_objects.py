@@ -167,6 +167,7 @@ def test_the_router_finds_the_serving_set_and_lets_refusals_pass() -> None:
     _account, role, binding, deployment = build_router(make_fleet(router=Router(replicas=2)), SETTINGS)
     (router,) = deployment["spec"]["template"]["spec"]["containers"]
     assert router["image"] == "registry.example/vllm-router:0.1.17"
+    assert set(router["resources"]["requests"]) == {"cpu", "memory"}, "a router of class BestEffort starves first"
     args = router["args"]
     at = args.index("--selector")
     assert args[at + 1 : at + 4] == [
