@@ -84,7 +84,7 @@ integration: prepare ## the operator's parts against a real API server
 
 .PHONY: e2e
 e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
-	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 600
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

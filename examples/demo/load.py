@@ -44,6 +44,7 @@ class Plan:
     long_tokens: int = 64
     timeout_s: float = 120.0
     sentinel_pause_s: float = 0.01
+    pace_s: float = 0.0  # between a client's requests; 0 keeps the engines busy
     pause_s: float = 0.02  # between a refusal and the next try of the same client
 
 
@@ -78,6 +79,7 @@ class Load:
                     session, self.plan, prompt, self.plan.long_tokens if is_long else self.plan.max_tokens
                 )
                 self.samples.append(sample)
+                await asyncio.sleep(self.plan.pace_s)
                 if sample.status != 200:
                     await asyncio.sleep(self.plan.pause_s)
                 n += self.plan.clients + 1

@@ -71,7 +71,9 @@ async def test_c01_a_replaced_engine_never_serves_another_version(
     await fleet.bump(3, path)
     await fleet.active(3)
     before = {pod["metadata"]["uid"] for pod in await fleet.pods()}
-    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=4)
+    # A light load: one that keeps the cores busy would starve the engine that starts beside it.
+    pace = {"clients": 1, "pace_s": 0.2, "sentinel_pause_s": 0.5}
+    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), **pace)
     async with Load(plan) as load:
         await _enough(load, 3)
         victim = (await fleet.pods())[0]["metadata"]["name"]
