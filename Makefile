@@ -22,6 +22,7 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install -q --require-hashes -r requirements/dev.txt
 	@$(BIN)/pip install -q --no-deps -e .
+	@$(BIN)/python -m devtools.metadata
 	@touch $@
 
 .PHONY: setup
