@@ -19,7 +19,16 @@ from rollfleet_operator.core.moves import just_closed, quiet
 from rollfleet_operator.core.probes import Disagreement, compare
 from rollfleet_operator.core.work import Work, back_off_until, busy, failed_operation, own_words
 from rollfleet_operator.core.world import Engine, World, holds
-from rollfleet_protocol.state import EngineState, FailureReason, Gate, OperationName, ProbeResult, Staged, WeightsState
+from rollfleet_protocol.state import (
+    EngineState,
+    FailureReason,
+    Gate,
+    Operation,
+    OperationName,
+    ProbeResult,
+    Staged,
+    WeightsState,
+)
 
 
 class Obstacle(StrEnum):
@@ -51,7 +60,10 @@ class CatchUp:
     work: Work
     references: dict[tuple[int, ...], tuple[str, ProbeResult]]
     stuck: dict[str, Joiner] = field(default_factory=dict)
-    stale_stage: bool = False  # somebody staged files that changed since: only a new epoch makes it stage them anew
+    # An engine holds on to something under this very epoch that must go: files that changed since they were staged, or
+    # the rest of an update that was given up. Only a new epoch, recorded first, may take it away: what looks given up
+    # to an operator that reads an old WeightVersion may be another's update under way.
+    burn: bool = False
 
     def run(self, *, update_under_way: bool) -> None:
         """Give each engine its next command."""
@@ -64,7 +76,7 @@ class CatchUp:
             elif not busy(state, self.epoch):
                 self._lead(engine, state)
             elif self._is_abandoned(state):
-                steps.cancel(self.epoch, engine, state, self.work)
+                self._give_up(engine, state, state.operation)
 
     def _is_abandoned(self, state: EngineState) -> bool:
         """Whether what runs belongs to an update that was given up. A transfer runs out; its end is waited for."""
@@ -76,10 +88,16 @@ class CatchUp:
     def _tidy(self, engine: Engine, state: EngineState) -> None:
         """An engine that serves holds on to nothing of an update that was given up."""
         running = engine.running()
-        unwanted = state.staged is not None and state.staged.version != self.committed.version
-        preparing = running is not None and running.name is OperationName.PREPARE
-        if unwanted or preparing:
+        if running is not None and running.name is OperationName.PREPARE:
+            self._give_up(engine, state, running)
+        elif state.staged is not None and state.staged.version != self.committed.version:
+            self._give_up(engine, state, state.staged)
+
+    def _give_up(self, engine: Engine, state: EngineState, what: Operation | Staged | None) -> None:
+        if what is not None and what.epoch < self.world.fleet.status.epoch:
             steps.cancel(self.epoch, engine, state, self.work)
+        else:
+            self.burn = True
 
     def _lead(self, engine: Engine, state: EngineState) -> None:
         if holds(state, self.committed):
@@ -111,8 +129,9 @@ class CatchUp:
         elif self._is_stale(state):
             self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])
             due = back_off_until(engine, OperationName.TRANSFER.value)
-            self.stale_stage = due is None or due <= self.work.now
-            if due is not None and not self.stale_stage:
+            stale = due is None or due <= self.work.now
+            self.burn = self.burn or stale
+            if due is not None and not stale:
                 self.work.wake(due)
         else:
             self._apply(engine, state, found)

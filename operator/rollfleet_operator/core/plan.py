@@ -46,7 +46,7 @@ def plan(observed: Observed, now: datetime) -> Decision:
     commit = plan_commit(world, before, observed.weight_versions, work)
     update = _plan_update(world, before, commit, charge, work)
     catch_up = _catch_up(world, before, update, charge, work)
-    if catch_up is not None and catch_up.stale_stage and not update.under_way:
+    if catch_up is not None and catch_up.burn and not update.under_way:
         update = replace(update, record=replace(update.record, epoch=update.record.epoch + 1))
     if update.record != before:
         work.calls.clear()

@@ -97,9 +97,14 @@ LADDER: dict[str, tuple[EngineState, int, type[Command] | None]] = {
         None,
     ),
     "busy with an update that was given up": (
+        closed(operation=make_operation(OperationName.PREPARE, OperationStatus.RUNNING, epoch=4, version=4)),
+        3,
+        Prepare,
+    ),
+    "busy under this very epoch with what looks given up": (
         closed(operation=make_operation(OperationName.PREPARE, OperationStatus.RUNNING, epoch=EPOCH, version=4)),
         3,
-        Cancel,
+        None,
     ),
     "busy with a transfer of an older epoch": (
         closed(operation=make_operation(OperationName.TRANSFER, OperationStatus.RUNNING, epoch=4, version=4)),
@@ -108,7 +113,8 @@ LADDER: dict[str, tuple[EngineState, int, type[Command] | None]] = {
     ),
     "dead": (closed(alive=False), 3, None),
     "well": (make_state(3, epoch=EPOCH), 3, None),
-    "well, holding on to what it staged": (make_state(3, epoch=EPOCH, staged=staged(4)), 3, Cancel),
+    "well, holding on to what it staged": (make_state(3, epoch=EPOCH, staged=staged(4, epoch=4)), 3, Cancel),
+    "well, holding on to what it staged under this very epoch": (make_state(3, epoch=EPOCH, staged=staged(4)), 3, None),
 }
 
 
@@ -119,6 +125,13 @@ def test_the_next_command(case: str) -> None:
     assert (None if command is None else type(command)) is expected
     if command is not None:
         assert (command.epoch, command.incarnation) == (EPOCH, state.incarnation)
+
+
+def test_what_is_held_under_this_very_epoch_is_taken_away_under_the_next() -> None:
+    """Recorded first: another operator may have begun an update that this one has not heard of."""
+    decision = plan(observed(make_state(3, epoch=EPOCH, staged=staged(4))), NOW)
+    assert decision.fleet_status is not None
+    assert decision.fleet_status.status.epoch == EPOCH + 1
 
 
 def test_version_zero_is_read_from_the_model_again() -> None:

@@ -1,9 +1,13 @@
 """Updates that are interrupted: bumped again, deleted, an operator that goes, commands that arrive late."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.weightversion import Phase
+from rollfleet_operator.core.actions import GuardCall
+from rollfleet_operator.core.plan import plan
 from rollfleet_protocol.commands import Open
 from rollfleet_protocol.state import OperationName
 from tests.support.builders import make_weight_version
@@ -71,6 +75,19 @@ def test_bumped_after_the_touch_it_goes_straight_on() -> None:
     assert world.committed_versions == [0, 1, 3]
 
 
+def test_an_operator_that_has_not_heard_of_the_bump_takes_nothing_from_the_update() -> None:
+    """A second operator began it: the fleet's record is read before the WeightVersion's."""
+    world = make_world(version=1)
+    old = world.weight_versions["qwen-policy"]
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.QUIESCING))
+    decision = plan(replace(world.observe(), weight_versions=(old,)), world.now)
+    assert not [action for action in decision.actions if isinstance(action, GuardCall)]
+    world._apply(replace(decision, weight_version_statuses=()))  # the WeightVersion's would be refused: it is old
+    assert world.run(30, lambda: world.ended(2) and world.all_serve(2))
+    assert world.status().history[-1].outcome is Outcome.ACTIVE
+
+
 def test_bumped_while_opening_the_committed_one_counts_as_active() -> None:
     world = make_world(version=1)
     world.hold = lambda command: isinstance(command, Open) and command.version == 2
@@ -94,7 +111,7 @@ def test_deleted_in_mid_update_the_fleet_returns_to_what_is_committed(phase: Pha
     del world.weight_versions["qwen-policy"]
     assert world.run(30, lambda: world.all_serve(1))
     assert world.committed_versions == [0, 1]
-    assert all(pod.process is None or pod.process.state.staged is None for pod in world.pods.values())
+    assert world.run(5, lambda: all(not pod.process or not pod.process.state.staged for pod in world.pods.values()))
 
 
 def test_deleted_after_the_commit_the_fleet_opens_and_stays() -> None:
