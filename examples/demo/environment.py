@@ -1,7 +1,6 @@
 """Everything that demo, end-to-end tests and benchmarks need around the fleet: cluster, images, chart, models."""
 
 import asyncio
-import hashlib
 import json
 import os
 import shlex
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devtools import vllm_venv
+from devtools import tiny_models, vllm_venv
 from examples.demo.kubectl import kubectl
 from examples.demo.manifests import EngineKind
 
@@ -129,33 +128,16 @@ def build_images(*, local: bool) -> Images:
 
 
 def make_models(venv: Path) -> Models:
-    """The tiny models, made once and kept outside the tree; the folder's name carries a hash of the tool."""
-    tool = ROOT / "engine/rollfleet_engine/tools"
-    content = b"2".join(path.read_bytes() for path in sorted(tool.glob("*.py")))
-    root = vllm_venv.cache_root() / f"models-{hashlib.sha256(content).hexdigest()[:12]}"
-    arguments = ("-m", "rollfleet_engine.tools.tiny_model")
-    count = ("--checkpoints", str(CHECKPOINTS))
-    for name, python, extra in (
-        ("real", str(venv / "bin/python"), ("--shards", "2")),
-        ("simulated", sys.executable, ("--simulated", "--shards", "2")),
-    ):
-        target, unfinished = root / name, root / f"{name}.{os.getpid()}"
-        if target.exists():
-            continue
-        with step(f"making the tiny model ({name})"):
-            run(
-                "env",
-                "PYTHONPATH=engine:kernels",
-                "OMP_NUM_THREADS=1",
-                python,
-                *arguments,
-                str(unfinished),
-                *count,
-                *extra,
-                quiet=True,
+    """The tiny models, made once and kept outside the tree."""
+    options = ("--checkpoints", str(CHECKPOINTS), "--shards", "2")
+    with step("the tiny models"):
+        try:
+            return Models(
+                real=tiny_models.tiny_model(venv / "bin/python", *options),
+                simulated=tiny_models.tiny_model(Path(sys.executable), "--simulated", *options),
             )
-            unfinished.rename(target)
-    return Models(real=root / "real", simulated=root / "simulated")
+        except subprocess.SubprocessError as error:
+            raise SetupError(f"the tiny models could not be made: {error}; its own words are above") from error
 
 
 def known_outputs(models: Path) -> dict[int, dict[str, list[int]]]:

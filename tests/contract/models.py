@@ -93,7 +93,7 @@ class TinyModels(Models):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        shutil.copytree(tiny.tiny_model("--shards", str(SHARDS)), root, dirs_exist_ok=True)
+        shutil.copytree(tiny.tiny_model("--checkpoints", "3", "--shards", str(SHARDS)), root, dirs_exist_ok=True)
         prompts = tiny.expected(self.folder(0))["prompts"]
         self._short = min(prompts, key=lambda each: len(each["promptTokenIds"]))["prompt"]
         self._long = max(prompts, key=lambda each: len(each["promptTokenIds"]))["prompt"]
