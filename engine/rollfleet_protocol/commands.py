@@ -14,10 +14,13 @@ from rollfleet_protocol.base import Request
 
 PREFIX = "/rollfleet/v1"
 STATE_PATH = f"{PREFIX}/state"
+PROBE_PATH = f"{PREFIX}/probe"
+LONGEST_PROBE_SECONDS = 60
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Epoch = Annotated[int, Field(ge=1, le=2**62)]
 Version = Annotated[int, Field(ge=0, le=2**63 - 1)]
+ProbeTokens = Annotated[tuple[int, ...], Field(min_length=2, max_length=4096)]
 
 
 class Command(Request):
@@ -87,7 +90,7 @@ class Verify(Command):
 
     version: Version
     digest: str | None = None  # None only for Initial weights
-    probe_tokens: Annotated[tuple[int, ...], Field(min_length=2, max_length=4096)]
+    probe_tokens: ProbeTokens
     deadline_seconds: Seconds
 
 
@@ -96,6 +99,20 @@ class Open(Command):
 
     version: Version
     digest: str | None = None
+
+
+class Probe(Request):
+    """POST PROBE_PATH: probe an engine that may be serving, on every data-parallel rank. Changes and pauses nothing.
+
+    No Command: it names no epoch and takes none. Answered with 200 and a state.ProbeReport when all ranks have spoken;
+    409 WrongIncarnation; 409 OrderViolation where the scheduler is paused, an update is at work or the weights are not
+    known to be good; 429 Busy while another one runs; 502 ProbeFailed with the engine's own text. A Close that comes
+    meanwhile ends it with 409.
+    """
+
+    incarnation: str
+    tokens: ProbeTokens
+    deadline_seconds: Annotated[float, Field(gt=0, le=LONGEST_PROBE_SECONDS)] = 30.0
 
 
 class Cancel(Command):

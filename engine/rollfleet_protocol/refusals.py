@@ -13,6 +13,8 @@ class RefusalReason(StrEnum):
     NOT_FOUND = "NotFound"  # 404
     INVALID_REQUEST = "InvalidRequest"  # 400
     TOO_LARGE = "TooLarge"  # 413
+    BUSY = "Busy"  # 429: the same is asked for by another call that runs
+    PROBE_FAILED = "ProbeFailed"  # 502: the engine's own text
     WRONG_INCARNATION = "WrongIncarnation"  # 409: the process was restarted since
     STALE_EPOCH = "StaleEpoch"  # 409: a newer epoch was seen
     ORDER_VIOLATION = "OrderViolation"  # 409: the message names the right order

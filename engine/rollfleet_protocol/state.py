@@ -150,7 +150,28 @@ class ProbeResult(Answer):
     epoch: int
     version: int
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    logprobs: tuple[float, ...]  # of data-parallel rank 0
+    other_ranks: tuple[tuple[float, ...], ...] = ()  # of ranks 1, 2, ... of a data-parallel engine
+    seconds: float
+
+    @property
+    def by_rank(self) -> tuple[tuple[float, ...], ...]:
+        """Of every data-parallel rank, in their order."""
+        return (self.logprobs, *self.other_ranks)
+
+
+class ProbeReport(Answer):
+    """Answer of commands.PROBE_PATH: what an engine that may be serving says to the probe tokens now.
+
+    `weights` held from the first token to the last: a probe that an update interrupts has no report.
+    """
+
+    incarnation: Incarnation
+    epoch: Epoch
+    gate: Gate
+    weights: Weights
+    tokens: tuple[int, ...]
+    by_rank: tuple[tuple[float, ...], ...]  # natural log, one per token after the first, of every data-parallel rank
     seconds: float
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
-from rollfleet_protocol.commands import PREFIX, STATE_PATH
+from rollfleet_protocol.commands import PREFIX, PROBE_PATH, STATE_PATH
 from rollfleet_protocol.refusals import Refusal
-from rollfleet_protocol.state import EngineState, Operation, OperationStatus, WeightsState
+from rollfleet_protocol.state import EngineState, Operation, OperationStatus, ProbeReport, WeightsState
 from tests.contract.process import OPERATOR_UID, SUBJECT, EngineProcess, Site, until
 
 PROBE_TOKENS = (1, 2, 3, 5, 7, 11)
@@ -84,6 +84,22 @@ class Operator:
         operation = operation_of(state)
         assert operation.status is OperationStatus.SUCCEEDED, operation
         return state
+
+    def _ask_probe(self) -> httpx.Response:
+        body = {"incarnation": self.state().incarnation, "tokens": PROBE_TOKENS}
+        return self.request("POST", PROBE_PATH, json=body)
+
+    def probe(self) -> ProbeReport:
+        """What the engine says to the probe tokens now."""
+        answer = self._ask_probe()
+        assert answer.status_code == 200, answer.text
+        return ProbeReport.model_validate_json(answer.content)
+
+    def refused_probe(self) -> tuple[int, str, str]:
+        """Status, reason and message of a probe that must be refused."""
+        answer = self._ask_probe()
+        error = Refusal.model_validate_json(answer.content).error
+        return answer.status_code, error.reason.value, error.message
 
     # --- the steps of an update
 

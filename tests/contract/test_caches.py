@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.contract.client import Client, Operator
+from rollfleet_protocol.state import Gate
+from tests.contract.client import LONG_ANSWER, PROBE_TOKENS, Client, Operator
 from tests.contract.models import Models
 
 
@@ -48,6 +49,29 @@ def test_the_probe_neither_uses_nor_fills_the_cache_of_requests(serving: Operato
     assert first.cached_tokens == 0
     told = [next(iter(entry.values()))["logprob"] for entry in first.prompt_logprobs[1:]]
     assert state.probe.logprobs == pytest.approx(told, abs=1e-4)
+
+
+def test_a_serving_engine_is_probed_beside_its_requests(serving: Operator, client: Client, models: Models):
+    running = client.stream(models.short_prompt, LONG_ANSWER)
+    with running.open() as pieces:
+        next(pieces)
+        before = serving.state()
+        reports = [serving.probe() for _ in range(2)]
+        assert serving.state().sequence == before.sequence
+    for report in reports:
+        assert report.weights == before.weights
+        assert (report.gate, report.incarnation, report.tokens) == (Gate.OPEN, before.incarnation, PROBE_TOKENS)
+        assert len(report.by_rank) == before.facts.data_parallel_size
+        assert before.probe is not None
+        for logprobs in report.by_rank:
+            assert logprobs == pytest.approx(before.probe.logprobs, abs=1e-4)
+    epoch = serving.next_epoch()
+    serving.close(epoch, 2)
+    status, reason, message = serving.refused_probe()
+    assert (status, reason) == (409, "OrderViolation")
+    assert "paused" in message
+    serving.do("cancel", epoch)
+    assert serving.probe().weights.version == 1
 
 
 def test_cached_blocks_survive_a_cancelled_update_whose_weights_were_not_touched(

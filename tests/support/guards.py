@@ -164,11 +164,11 @@ class MemoryEngine:
         assert deadline_s > 0
         await self._call("reset_caches")
 
-    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
         """The same for the same tokens."""
         assert deadline_s > 0
         await self._call("probe")
-        return tuple(-float(token) for token in tokens[1:])
+        return (tuple(-float(token) for token in tokens[1:]),)
 
 
 class MemoryApp:

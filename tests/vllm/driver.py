@@ -102,7 +102,8 @@ class Driver:
         return await self.engine.get_weight_version()
 
     async def probe(self, tokens: list[int]) -> Any:
-        return await self.adapter.probe(tuple(tokens), DEADLINE_S)
+        (logprobs,) = await self.adapter.probe(tuple(tokens), DEADLINE_S)
+        return logprobs
 
     async def update(self, path: str, version: int, fault: str = "", tensor: str = "", deadline_s: float = 60.0) -> Any:
         """Stage a checkpoint, damage what was staged as `fault` says, and apply it."""

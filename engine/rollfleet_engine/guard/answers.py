@@ -23,6 +23,8 @@ STATUS_OF = {
     RefusalReason.NOT_VERIFIED: 409,
     RefusalReason.WRONG_VERSION: 409,
     RefusalReason.TOO_LARGE: 413,
+    RefusalReason.BUSY: 429,
+    RefusalReason.PROBE_FAILED: 502,
     RefusalReason.CLOSED: 503,
 }
 # Seconds. An update of the whole fleet is meant to take less; a client that comes back too early is refused in 1 ms.

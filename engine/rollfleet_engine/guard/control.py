@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,6 +21,7 @@ from rollfleet_engine.guard.routes import cure_of, is_control
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_protocol.commands import (
     PREFIX,
+    PROBE_PATH,
     STATE_PATH,
     Arm,
     Cancel,
@@ -27,6 +29,7 @@ from rollfleet_protocol.commands import (
     Command,
     Open,
     Prepare,
+    Probe,
     Transfer,
     Verify,
 )
@@ -53,6 +56,15 @@ COMMANDS: dict[str, type[Command]] = {
 _DONE_AT_ONCE = (Arm, Open, Cancel)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What is answered, and what the log says of it."""
+
+    response: Response
+    outcome: str
+    epoch: int | None = None
+
+
 class ControlApp:
     """The ASGI application of port 8001. Nothing is read of a request before its caller is known."""
 
@@ -65,8 +77,9 @@ class ControlApp:
         self._api = Starlette(
             routes=[
                 Route(STATE_PATH, self._state, methods=["GET"]),
+                Route(PROBE_PATH, self._endpoint("probe", self._probe), methods=["POST"]),
                 *(
-                    Route(f"{PREFIX}/{name}", self._endpoint(name, model), methods=["POST"])
+                    Route(f"{PREFIX}/{name}", self._endpoint(name, self._obeying(model)), methods=["POST"])
                     for name, model in COMMANDS.items()
                 ),
             ],
@@ -128,34 +141,45 @@ class ControlApp:
             following.cancel()
             gone.cancel()
 
-    def _endpoint(self, name: str, model: type[Command]) -> Callable[[Request], Awaitable[Response]]:
+    def _obeying(self, model: type[Command]) -> Callable[[bytes], Awaitable[Told]]:
+        async def obey(body: bytes) -> Told:
+            command = model.model_validate_json(body)
+            try:
+                state = await self._service.command(command)
+            except RejectedError as error:
+                return Told(_rejected(error), error.rejection.reason, command.epoch)
+            status = 200 if isinstance(command, _DONE_AT_ONCE) else 202
+            return Told(_state_response(status, state), "Accepted", command.epoch)
+
+        return obey
+
+    async def _probe(self, body: bytes) -> Told:
+        try:
+            report = await self._service.probe(Probe.model_validate_json(body))
+        except RejectedError as error:
+            return Told(_rejected(error), error.rejection.reason)
+        return Told(Response(report.model_dump_json(by_alias=True), 200, media_type="application/json"), "Answered")
+
+    def _endpoint(self, name: str, act: Callable[[bytes], Awaitable[Told]]) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             began = time.perf_counter()
-            epoch: int | None = None
             try:
-                command = model.model_validate_json(await _body(request))
-                epoch = command.epoch
-                state = await self._service.command(command)
-                answer, outcome = _state_response(200 if isinstance(command, _DONE_AT_ONCE) else 202, state), "Accepted"
-            except RejectedError as error:
-                outcome = error.rejection.reason
-                answer = _response(refusal(error.rejection.reason, error.rejection.message))
+                told = await act(await _body(request))
             except ValidationError as error:
-                outcome = RefusalReason.INVALID_REQUEST
-                answer = _response(refusal(outcome, _explain(error)))
+                reason = RefusalReason.INVALID_REQUEST
+                told = Told(_response(refusal(reason, _explain(error))), reason)
             except _BodyError as error:
-                outcome = error.reason
-                answer = _response(refusal(error.reason, str(error)))
+                told = Told(_response(refusal(error.reason, str(error))), error.reason)
             self._log.write(
                 "control",
                 caller=self._operator.subject,
                 command=name,
-                epoch=epoch,
-                outcome=outcome,
-                status=answer.status_code,
+                epoch=told.epoch,
+                outcome=told.outcome,
+                status=told.response.status_code,
                 seconds=round(time.perf_counter() - began, 6),
             )
-            return answer
+            return told.response
 
         return endpoint
 
@@ -211,6 +235,10 @@ def _explain(error: ValidationError) -> str:
 
 def _state_response(status: int, state: EngineState) -> Response:
     return Response(state.model_dump_json(by_alias=True), status, media_type="application/json")
+
+
+def _rejected(error: RejectedError) -> Response:
+    return _response(refusal(error.rejection.reason, error.rejection.message))
 
 
 def _response(answer: Answer) -> Response:

@@ -159,9 +159,10 @@ def _probe_fault(command: Verify, result: object) -> Failure | None:
     if not isinstance(result, ProbeResult):
         return Failure(reason=FailureReason.PROBE_FAILED, message="the engine did not answer the probe")
     wanted = len(command.probe_tokens) - 1
-    if len(result.logprobs) != wanted or not all(isfinite(value) for value in result.logprobs):
-        message = f"the probe must give {wanted} finite log-probabilities, the engine gave {result.logprobs}"
-        return Failure(reason=FailureReason.PROBE_FAILED, message=message)
+    for rank, logprobs in enumerate(result.by_rank):
+        if len(logprobs) != wanted or not all(isfinite(value) for value in logprobs):
+            message = f"the probe must give {wanted} finite log-probabilities, rank {rank} gave {logprobs}"
+            return Failure(reason=FailureReason.PROBE_FAILED, message=message)
     return None
 
 

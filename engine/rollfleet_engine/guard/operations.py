@@ -87,9 +87,10 @@ class Operations:
         self._task: asyncio.Task[None] | None = None
         self._task_of = 0  # operation id
 
-    def start(self, operation: OperationRecord) -> None:
-        """Begin, once the task before has ended."""
-        self._task = asyncio.create_task(self._run(operation, self._task), name=f"rollfleet-{operation.name}")
+    def start(self, operation: OperationRecord, probe: asyncio.Task[Any] | None = None) -> None:
+        """Begin, once the task before has ended, and a probe that gives way has left the engine."""
+        before = tuple(task for task in (self._task, probe) if task is not None and not task.done())
+        self._task = asyncio.create_task(self._run(operation, before), name=f"rollfleet-{operation.name}")
         self._task.add_done_callback(self._require_no_crash)
         self._task_of = operation.id
 
@@ -115,9 +116,9 @@ class Operations:
             await asyncio.wait({self._task}, timeout=timeout_s)
         self.release()
 
-    async def _run(self, operation: OperationRecord, previous: asyncio.Task[None] | None) -> None:
-        if previous is not None and not previous.done():
-            await asyncio.wait({previous})
+    async def _run(self, operation: OperationRecord, before: tuple[asyncio.Task[Any], ...]) -> None:
+        if before:
+            await asyncio.wait(before)
         try:
             event: Event = Ended(operation.id, await self._perform(operation))
         except EngineError as error:
@@ -208,12 +209,13 @@ class Operations:
         await self._adapter.reset_caches(deadline.left())
         await self._resume(deadline)
         began = loop.time()
-        logprobs = await self._adapter.probe(command.probe_tokens, deadline.left())
+        logprobs, *other_ranks = await self._adapter.probe(command.probe_tokens, deadline.left())
         return ProbeResult(
             epoch=command.epoch,
             version=command.version,
             tokens=command.probe_tokens,
             logprobs=logprobs,
+            other_ranks=tuple(other_ranks),
             seconds=loop.time() - began,
         )
 

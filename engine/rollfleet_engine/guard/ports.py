@@ -63,9 +63,9 @@ class EngineAdapter(Protocol):
         """
         ...
 
-    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
-        """Log-probability (natural log) of each token after the first, given those before it.
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
+        """Of every data-parallel rank: log-probability (natural log) of each token after the first, given those before.
 
-        Never served from a cache that others fill.
+        Never served from a cache that others fill. Cancelled half-way, it leaves nothing behind in the engine.
         """
         ...

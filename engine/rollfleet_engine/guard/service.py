@@ -10,6 +10,7 @@ from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.machine import decide
 from rollfleet_engine.guard.operations import REOPEN_DEADLINE_S, Operations
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError
+from rollfleet_engine.guard.probing import Probing
 from rollfleet_engine.guard.states import (
     CancelOperation,
     DrainBegan,
@@ -26,8 +27,8 @@ from rollfleet_engine.guard.states import (
     to_wire,
 )
 from rollfleet_engine.guard.turnstile import Turnstile
-from rollfleet_protocol.commands import Cancel, Command
-from rollfleet_protocol.state import EngineState, Gate, OperationName
+from rollfleet_protocol.commands import Cancel, Command, Probe
+from rollfleet_protocol.state import EngineState, Gate, OperationName, ProbeReport
 
 ALIVE_EVERY_S = 0.25  # how soon the death of the core closes the gate
 # Long polls that are held at once; more are answered at once. One operator needs one, during its replacement two.
@@ -57,6 +58,7 @@ class GuardService:
         self._operations = Operations(
             adapter, stager, turnstile, log, lambda: self._state, self._report, self._require_no_crash
         )
+        self._probing = Probing(adapter, lambda: self._state)
         self._changed = asyncio.Event()
         self._followers = 0
         self._timer: asyncio.Task[None] | None = None
@@ -141,6 +143,13 @@ class GuardService:
             await self._wait_for_reopening()
         return self.state()
 
+    async def probe(self, command: Probe) -> ProbeReport:
+        """What the engine says to these tokens now, or RejectedError; changes nothing and is no word of the operator."""
+        answer = await self._probing.probe(command)
+        if isinstance(answer, Rejection):
+            raise RejectedError(answer)
+        return answer
+
     async def _wait_for_reopening(self) -> None:
         with suppress(TimeoutError):  # the state tells that it still runs
             async with asyncio.timeout(REOPEN_DEADLINE_S):
@@ -185,7 +194,8 @@ class GuardService:
     def _begin(self, effect: Effect) -> None:
         match effect:
             case Start(operation):
-                self._operations.start(operation)
+                probe = None if operation.name is OperationName.PREPARE else self._probing.give_way()
+                self._operations.start(operation, probe)
             case CancelOperation(operation_id):
                 self._operations.cancel(operation_id)
             case ReleaseStaged():

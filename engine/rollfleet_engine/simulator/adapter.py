@@ -126,14 +126,14 @@ class SimulatorAdapter:
                 message = "vLLM did not reset the prefix cache: blocks are still held by requests"
                 raise EngineError(FailureReason.CACHE_RESET_FAILED, message)
 
-    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
         """Log-probabilities of the prompt itself."""
         with _calling("probe", FailureReason.PROBE_FAILED):
             self._core.require_alive()
             if self._core.paused:
                 raise EngineError(FailureReason.PROBE_FAILED, "probe: the scheduler is paused")
             await self._take_time("probe", deadline_s)
-            return following_logprobs(self._core.weights.digest, tokens)
+            return (following_logprobs(self._core.weights.digest, tokens),)
 
     async def _take_time(self, what: str, deadline_s: float) -> None:
         await asyncio.sleep(min(self._step_s, deadline_s))

@@ -53,6 +53,9 @@ class VllmAdapter:
         parallel = self._engine.vllm_config.parallel_config
         return int(parallel.world_size * parallel.data_parallel_size)
 
+    def _ranks(self) -> int:
+        return int(self._engine.vllm_config.parallel_config.data_parallel_size)
+
     def alive(self) -> bool:
         """Whether the core answers, as far as this process was told."""
         return not self._engine.errored
@@ -161,20 +164,26 @@ class VllmAdapter:
             await self._engine.reset_mm_cache()
             await self._engine.reset_encoder_cache()
 
-    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[float, ...]:
-        """Log-probabilities of the prompt itself, under a cache salt of its own."""
+    async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
+        """Log-probabilities of the prompt itself on every data-parallel rank, under a cache salt of its own."""
         async with _calling("probe", FailureReason.PROBE_FAILED, deadline_s):
-            return await self._prompt_logprobs(tokens)
+            tasks = [asyncio.create_task(self._prompt_logprobs(tokens, rank)) for rank in range(self._ranks())]
+            try:
+                return tuple(await asyncio.gather(*tasks))
+            finally:  # one that is left must not stay in the engine
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
 
-    async def _prompt_logprobs(self, tokens: tuple[int, ...]) -> tuple[float, ...]:
+    async def _prompt_logprobs(self, tokens: tuple[int, ...], rank: int) -> tuple[float, ...]:
         request = f"rollfleet-probe-{next(self._probes)}"
         parameters = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)
         prompt = {"prompt_token_ids": list(tokens), "cache_salt": request}
         found = None
-        async for output in self._engine.generate(prompt, parameters, request):
+        async for output in self._engine.generate(prompt, parameters, request, data_parallel_rank=rank):
             found = output.prompt_logprobs or found
         if found is None or len(found) != len(tokens):
-            message = f"vLLM gave {len(found or ())} prompt log-probabilities for {len(tokens)} tokens"
+            message = f"vLLM gave {len(found or ())} prompt log-probabilities for {len(tokens)} tokens on rank {rank}"
             raise EngineError(FailureReason.PROBE_FAILED, message)
         return tuple(float(found[place][token].logprob) for place, token in enumerate(tokens) if place)
 

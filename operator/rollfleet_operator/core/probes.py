@@ -6,12 +6,13 @@ from math import isfinite
 
 from rollfleet_protocol.state import ProbeResult
 
-Answer = tuple[str, ProbeResult]
+Logprobs = tuple[float, ...]
+Answer = tuple[str, Logprobs]  # whose
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Two engines that answered differently under what should be the same weights."""
+    """Two engines, or two ranks of one, that answered differently under what should be the same weights."""
 
     text: str
 
@@ -19,30 +20,43 @@ class Disagreement:
 def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str | Disagreement:
     """The largest difference between any two engines as a decimal, empty for fewer than two; or the two that disagree.
 
-    An engine without an answer disagrees with everybody: an empty comparison must not pass for agreement.
+    Every data-parallel rank counts as one that answers. An engine without an answer disagrees with everybody: an empty
+    comparison must not pass for agreement.
     """
     answers: list[Answer] = []
+    first: tuple[str, ProbeResult] | None = None
     for name, probe in probed:
-        if probe is None or not probe.logprobs or not all(isfinite(value) for value in probe.logprobs):
+        if probe is None or not all(_is_answer(logprobs) for logprobs in probe.by_rank):
             return Disagreement(f"{name} has no answer to the probe")
-        if answers and not _comparable(answers[0][1], probe):
-            return Disagreement(f"{answers[0][0]} and {name} answered different probes")
-        answers.append((name, probe))
+        first = first or (name, probe)
+        if not _comparable(first[1], probe):
+            return Disagreement(f"{first[0]} and {name} answered different probes")
+        answers += _of_ranks(name, probe)
     if len(answers) < 2:
         return ""
-    apart, one, other = max(_spread(answers, index) for index in range(len(answers[0][1].logprobs)))
+    apart, one, other = max(_spread(answers, index) for index in range(len(answers[0][1])))
     if Decimal(apart) > limit:
         text = f"differ by {apart:.6g} in the log-probability of a probe token; allowed is {limit}"
         return Disagreement(f"{min(one, other)} and {max(one, other)} {text}")
     return f"{apart:.6g}"
 
 
+def _is_answer(logprobs: Logprobs) -> bool:
+    return bool(logprobs) and all(isfinite(value) for value in logprobs)
+
+
 def _comparable(one: ProbeResult, other: ProbeResult) -> bool:
-    return one.tokens == other.tokens and len(one.logprobs) == len(other.logprobs)
+    wanted = len(one.logprobs)
+    return one.tokens == other.tokens and all(len(logprobs) == wanted for logprobs in other.by_rank)
+
+
+def _of_ranks(name: str, probe: ProbeResult) -> list[Answer]:
+    ranks = probe.by_rank
+    return [(name if len(ranks) == 1 else f"{name} rank {rank}", logprobs) for rank, logprobs in enumerate(ranks)]
 
 
 def _spread(answers: list[Answer], index: int) -> tuple[float, str, str]:
     """Largest difference at one token, and between whom: the extremes are as far apart as any two can be."""
-    values = [(probe.logprobs[index], name) for name, probe in answers]
+    values = [(logprobs[index], name) for name, logprobs in answers]
     (low, one), (high, other) = min(values), max(values)
     return high - low, one, other

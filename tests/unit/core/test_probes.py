@@ -47,5 +47,19 @@ def test_different_tokens_cannot_agree() -> None:
     assert "different probes" in found.text
 
 
+def test_every_rank_of_a_data_parallel_engine_counts() -> None:
+    agreeing = make_probe(1).model_copy(update={"other_ranks": (make_probe(1).logprobs,)})
+    assert compare([("e0", agreeing)], LIMIT) == "0"
+    off = make_probe(1).model_copy(update={"other_ranks": ((-1.0, -2.0, -0.5, -3.0, -0.2),)})
+    for probed in ([("e0", off)], [("e0", make_probe(1)), ("e1", off)]):
+        found = compare(probed, LIMIT)
+        assert isinstance(found, Disagreement)
+        assert "rank 1" in found.text
+    short = make_probe(1).model_copy(update={"other_ranks": ((-1.0,),)})
+    assert isinstance(compare([("e0", short)], LIMIT), Disagreement)
+    silent = make_probe(1).model_copy(update={"other_ranks": ((),)})
+    assert isinstance(compare([("e0", silent)], LIMIT), Disagreement)
+
+
 def test_one_engine_has_nobody_to_agree_with() -> None:
     assert compare([("e0", make_probe(1))], LIMIT) == ""
