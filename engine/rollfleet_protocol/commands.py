@@ -56,14 +56,21 @@ class Prepare(Command):
 class PauseMode(StrEnum):
     """vLLM's own word for what happens to requests in flight."""
 
-    ABORT = "abort"
+    ABORT = "abort"  # they end at once with what they have, finish_reason "abort"
+    WAIT = "wait"  # they may end by themselves for drain_timeout_seconds, then as with abort
+    KEEP = "keep"  # they are frozen, and go on under the weights that the gate opens on
 
 
 class Close(Command):
-    """Close the gate, pause the scheduler, abort what is in flight; succeeded means in_flight 0."""
+    """Close the gate, pause the scheduler, see that nothing runs; succeeded means in_flight 0.
+
+    In mode keep, requests stay in the scheduler and count as `kept`. What they say is held back until the gate opens.
+    """
 
     version: Version
     mode: PauseMode = PauseMode.ABORT
+    drain_timeout_seconds: Annotated[float, Field(ge=0, le=86400)] = 60.0  # of mode wait
+    keep_seconds: Seconds = 3600.0  # of mode keep: the clients of requests that are kept for longer get a 503
     deadline_seconds: Seconds
     operator_silence_seconds: (
         Seconds  # until armed: without a word from the operator for so long, reopen on untouched weights

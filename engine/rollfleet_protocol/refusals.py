@@ -49,6 +49,17 @@ class Refusal(Answer):
     error: RefusalDetail
 
 
+class VersionSpan(Answer):
+    """Part of an answer that was kept over a change of weights."""
+
+    version: int
+    # Output tokens that each choice already had when this version began; None: that choice had ended before.
+    from_token: tuple[int | None, ...]
+
+
 WEIGHT_VERSION_HEADER = "X-Weight-Version"
+# Of an answer over several versions only: a JSON list of VersionSpan, oldest first. An event stream that had begun
+# tells it in a comment, ": x-weight-version-spans [...]", before its last event.
+SPANS_HEADER = "X-Weight-Version-Spans"
 REQUIRED_HEADER = "X-Weight-Version-Required"
 MINIMUM_HEADER = "X-Weight-Version-Min"

@@ -178,8 +178,8 @@ class ProbeReport(Answer):
 class EngineState(Answer):
     """The whole answer of GET /rollfleet/v1/state.
 
-    `sequence` rises with every change but `in_flight`: a long poll with `after=sequence` returns at the next change,
-    so that load alone wakes nobody.
+    `sequence` rises with every change but `in_flight` and `kept`: a long poll with `after=sequence` returns at the next
+    change, so that load alone wakes nobody.
     """
 
     sequence: int
@@ -193,7 +193,8 @@ class EngineState(Answer):
     paused: bool = False
     epoch: Epoch = 0
     weights: Weights
-    in_flight: int = 0
+    in_flight: int = 0  # admitted and not finished, without those that are kept
+    kept: int = 0  # frozen by a Close in mode keep: nobody hears of them until the gate opens
     staged: Staged | None = None
     transferred: Transferred | None = None
     probe: ProbeResult | None = None

@@ -15,7 +15,7 @@ from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.guard.serving import Serving
-from rollfleet_engine.guard.turnstile import Turnstile
+from rollfleet_engine.guard.turnstile import Turnstile, current_passage
 from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor
 from rollfleet_protocol.commands import (
     Arm,
@@ -94,6 +94,8 @@ class MemoryEngine:
         self.calls: Counter[str] = Counter()
         self.order: list[str] = []
         self.running: set[asyncio.Event] = set()  # set: ended by abort
+        self.frozen: dict[str, asyncio.Event] = {}  # by the name that the guard was told
+        self.kept: list[bool] = []  # what each reset of the caches was told
         self.digest: str | None = None  # what apply reports, if not the truth
 
     def facts(self) -> Facts:
@@ -113,12 +115,25 @@ class MemoryEngine:
             raise self.failures[name]
 
     async def pause(self, mode: PauseMode, deadline_s: float) -> None:
-        """In mode abort."""
-        assert mode is PauseMode.ABORT
+        """What runs ends, or is frozen."""
+        assert mode is not PauseMode.WAIT, "the guard waits by itself"
         assert deadline_s > 0
         await self._call("pause")
         self.paused = True
-        self._abort()
+        if mode is PauseMode.ABORT:
+            self._abort()
+
+    async def abort(self, requests: tuple[str, ...], deadline_s: float) -> None:
+        """These end."""
+        assert deadline_s > 0
+        await self._call("abort")
+        for name in requests:
+            if name in self.frozen:
+                self.frozen.pop(name).set()
+
+    def tokens(self) -> dict[str, int]:
+        """Three of each."""
+        return dict.fromkeys(self.frozen, 3)
 
     def _abort(self) -> None:
         for ended in self.running:
@@ -159,9 +174,10 @@ class MemoryEngine:
         assert deadline_s > 0
         await self._call("recover")
 
-    async def reset_caches(self, deadline_s: float) -> None:
+    async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:
         """There are none."""
         assert deadline_s > 0
+        self.kept.append(kept)
         await self._call("reset_caches")
 
     async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
@@ -180,9 +196,37 @@ class MemoryApp:
         self.hold = False
         self.deaf = False  # not ended by aborts: a client that does not read
         self.stream = False
+        self.generates = False
+        self.swallows = False  # answers a cancellation by an error of its own, as some routes of vLLM do
+
+    async def _generate(self, scope: Scope, send: Send) -> None:
+        """An answer that `engine.frozen[<path>]` ends."""
+        name, stream = scope["path"], self.stream
+        passage = current_passage.get()
+        assert passage is not None
+        passage.requests.append(name)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8" if stream else b"application/json")]
+        head = {"type": "http.response.start", "status": 200, "headers": headers}
+        ended = self.engine.frozen[name] = asyncio.Event()
+        if stream:
+            await send(head)
+            await send({"type": "http.response.body", "body": b"data: one\n\n", "more_body": True})
+        try:
+            await ended.wait()
+        except asyncio.CancelledError:
+            if not self.swallows:
+                raise
+        text = self.engine.weights
+        if not stream:
+            await send(head)
+        body = f"data: {text}\n\ndata: [DONE]\n\n" if stream else text
+        await send({"type": "http.response.body", "body": body.encode()})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.seen.append(scope["path"])
+        if self.generates:
+            await self._generate(scope, send)
+            return
         headers, stream = [(b"content-type", b"text/plain")], self.stream
         if stream:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -252,7 +296,7 @@ class Guarded:
         )
         return await self.ended()
 
-    def close_command(self, epoch: int, version: int, deadline_s: float = DEADLINE_S) -> Close:
+    def close_command(self, epoch: int, version: int, deadline_s: float = DEADLINE_S, **changes: Any) -> Close:
         """Close, to go to this version."""
         return Close(
             incarnation=self.service.incarnation,
@@ -260,11 +304,12 @@ class Guarded:
             version=version,
             deadline_seconds=deadline_s,
             operator_silence_seconds=SILENCE_S,
+            **changes,
         )
 
-    async def close(self, epoch: int, version: int, deadline_s: float = DEADLINE_S) -> EngineState:
+    async def close(self, epoch: int, version: int, deadline_s: float = DEADLINE_S, **changes: Any) -> EngineState:
         """Close and wait for the end of it."""
-        await self.service.command(self.close_command(epoch, version, deadline_s))
+        await self.service.command(self.close_command(epoch, version, deadline_s, **changes))
         return await self.ended()
 
     async def arm(self, epoch: int) -> EngineState:

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
-CAPABILITIES = ("source/Checkpoint", "pause/abort", "verify/Digest", "verify/Coverage", "verify/Logprobs")
+from rollfleet_protocol.commands import PauseMode
+
+CAPABILITIES = (
+    "source/Checkpoint",
+    *(f"pause/{mode.value}" for mode in PauseMode),
+    *("verify/Digest", "verify/Coverage", "verify/Logprobs"),
+)
 
 
 def guard_version() -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rollfleet_engine.guard.checkpoints import Stager
@@ -11,7 +11,7 @@ from rollfleet_engine.guard.ports import EngineAdapter, EngineError
 from rollfleet_engine.guard.states import Ended, Event, Failed, GuardState, OperationRecord, Paused, Progressed, Resumed
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.weights.staging import StagedCheckpoint
-from rollfleet_protocol.commands import Close, Prepare, Transfer, Verify
+from rollfleet_protocol.commands import Close, PauseMode, Prepare, Transfer, Verify
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -86,6 +86,7 @@ class Operations:
         self._staged: StagedCheckpoint | None = None
         self._task: asyncio.Task[None] | None = None
         self._task_of = 0  # operation id
+        self._expiry: asyncio.TimerHandle | None = None  # of requests that are kept
 
     def start(self, operation: OperationRecord, probe: asyncio.Task[Any] | None = None) -> None:
         """Begin, once the task before has ended, and a probe that gives way has left the engine."""
@@ -111,6 +112,8 @@ class Operations:
 
     async def stop(self, timeout_s: float) -> None:
         """End whatever runs; for the end of the process."""
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=timeout_s)
@@ -170,19 +173,47 @@ class Operations:
         )
 
     async def _close(self, command: Close, deadline: Deadline) -> Result:
+        if command.mode is PauseMode.WAIT and not self._turnstile.kept:
+            # The scheduler runs on meanwhile: a request that is on its way to it would otherwise never end.
+            await self._turnstile.wait_empty(min(command.drain_timeout_seconds, _for_draining(deadline)))
+        keep = command.mode is PauseMode.KEEP
+        mode = PauseMode.KEEP if keep else PauseMode.ABORT
+
         async def pause() -> None:
-            await self._adapter.pause(command.mode, deadline.left())
+            await self._adapter.pause(mode, deadline.left())
             self._report(Paused())
 
         await _to_its_end(pause(), deadline)
+        if keep:
+            self._keep(command.keep_seconds)
+        else:
+            self._turnstile.let_go()
+        await self._empty(deadline, self._abort_rest if keep else self._adapter.abort_all)
+        return None
+
+    def _keep(self, seconds: float) -> None:
+        self._turnstile.keep(self._adapter.tokens())
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = asyncio.get_running_loop().call_later(seconds, self._expire, seconds)
+
+    def _expire(self, seconds: float) -> None:
+        """The update that they were kept for ended badly, or nobody ended it."""
+        if self._turnstile.kept:
+            self._log.write("kept.expired", count=self._turnstile.cut_kept(), seconds=seconds)
+
+    async def _abort_rest(self, deadline_s: float) -> None:
+        await self._adapter.abort(self._turnstile.requests_in_flight(), deadline_s)
+
+    async def _empty(self, deadline: Deadline, abort: Callable[[float], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
         cut_at = loop.time() + min(PATIENCE_S, deadline.left() / 2)
         look_s = FIRST_LOOK_S
         while True:
             # Again and again: a request between the gate and the scheduler arrives there after the pause.
-            await self._adapter.abort_all(deadline.left())
+            await abort(deadline.left())
             if await self._turnstile.wait_empty(min(look_s, self._left(deadline))):
-                return None
+                return
             look_s = min(2 * look_s, LONGEST_LOOK_S)
             if loop.time() >= cut_at:
                 self._turnstile.cut_all()
@@ -205,8 +236,16 @@ class Operations:
         return transferred
 
     async def _verify(self, command: Verify, deadline: Deadline) -> ProbeResult:
+        try:
+            return await self._reset_and_probe(command, deadline)
+        except BaseException:
+            self._turnstile.cut_tainted()
+            raise
+
+    async def _reset_and_probe(self, command: Verify, deadline: Deadline) -> ProbeResult:
         loop = asyncio.get_running_loop()
-        await self._adapter.reset_caches(deadline.left())
+        await self._adapter.reset_caches(deadline.left(), kept=self._turnstile.kept > 0)
+        self._turnstile.taint_kept()
         await self._resume(deadline)
         began = loop.time()
         logprobs, *other_ranks = await self._adapter.probe(command.probe_tokens, deadline.left())
@@ -229,6 +268,11 @@ class Operations:
             self._report(Resumed())
 
         await _to_its_end(resume(), deadline)
+
+
+def _for_draining(deadline: Deadline) -> float:
+    """Time to wait for requests that end by themselves; what is left is for aborting and cutting the others."""
+    return max(0.0, deadline.left() - min(2 * PATIENCE_S, deadline.seconds / 2))
 
 
 def _deadline_s(operation: OperationRecord) -> float:

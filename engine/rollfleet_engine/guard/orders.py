@@ -47,6 +47,10 @@ _NAME_OF = {
 }
 
 
+# Between repetitions of a command: how long it may take, and how what runs is ended, which the first one decided.
+_MAY_DIFFER = {"deadline_seconds", "operator_silence_seconds", "mode", "drain_timeout_seconds", "keep_seconds"}
+
+
 def obey(state: GuardState, command: Command, now: float, in_flight: int) -> Decision:
     """Check who is meant and which epoch, then do it, or refuse and say what comes first."""
     if command.incarnation != state.incarnation:
@@ -141,7 +145,7 @@ def _begin(
 
 
 def _asks(command: Command) -> dict[str, Any]:
-    return command.model_dump(exclude={"deadline_seconds", "operator_silence_seconds"})
+    return command.model_dump(exclude=_MAY_DIFFER)
 
 
 def _busy(state: GuardState, running: OperationRecord) -> Decision:

@@ -1,5 +1,6 @@
 """What the guard needs of an engine: one port, kept by real vLLM and by the simulator alike."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from rollfleet_engine.weights.staging import StagedCheckpoint
@@ -21,7 +22,7 @@ class EngineAdapter(Protocol):
     """An engine as its guard sees it.
 
     Every coroutine ends within `deadline_s` or raises EngineError(DEADLINE_EXCEEDED).
-    Only abort_all, reset_caches and probe are cancelled half-way, others only past their deadline. Whatever else
+    Only abort_all, abort, reset_caches and probe are cancelled half-way, others only past their deadline. Whatever else
     apply raises than an EngineError with touched=False counts as having touched the weights.
     """
 
@@ -34,11 +35,26 @@ class EngineAdapter(Protocol):
         ...
 
     async def pause(self, mode: PauseMode, deadline_s: float) -> None:
-        """Stop scheduling; in mode abort what runs answers with what it has, finish_reason "abort"."""
+        """Stop scheduling on every rank. abort: what runs answers with what it has. keep: it is frozen as it is.
+
+        Never asked for mode wait: the guard itself waits, before it pauses. When this returns no rank computes anything
+        any more, and all that was computed has come to this process.
+        """
         ...
 
     async def abort_all(self, deadline_s: float) -> None:
         """Abort requests that reached the core after the pause."""
+        ...
+
+    async def abort(self, requests: tuple[str, ...], deadline_s: float) -> None:
+        """Abort these: they answer with what they have, finish_reason "abort". Of those that ended before, nothing."""
+        ...
+
+    def tokens(self) -> Mapping[str, int]:
+        """Output tokens so far of every request that is unfinished; no call to the core.
+
+        An adapter enters its name of a request into `turnstile.current_passage` when it gives it to the core.
+        """
         ...
 
     async def resume(self, deadline_s: float) -> None:
@@ -56,8 +72,10 @@ class EngineAdapter(Protocol):
         """After a failed apply: put every worker back to where a new apply can start."""
         ...
 
-    async def reset_caches(self, deadline_s: float) -> None:
-        """Drop prefix, multi-modal and encoder caches.
+    async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:
+        """Drop prefix, multi-modal and encoder caches on every rank. `kept`: frozen requests give up theirs too.
+
+        They compute them again when they go on.
 
         A cache that could not be dropped is an EngineError(CACHE_RESET_FAILED).
         """

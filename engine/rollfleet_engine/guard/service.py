@@ -28,6 +28,7 @@ from rollfleet_engine.guard.states import (
 )
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_protocol.commands import Cancel, Command, Probe
+from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, OperationName, ProbeReport
 
 ALIVE_EVERY_S = 0.25  # how soon the death of the core closes the gate
@@ -36,6 +37,10 @@ MOST_FOLLOWERS = 16
 # While the operator's silence would reopen the gate, a poll is held for at most this part of it: the next is a word.
 POLL_SHARE_OF_SILENCE = 1 / 3
 ABORT_BUDGET_S = 5.0  # after the drain timeout
+
+
+# Of requests that are kept: the weights that they began under, or were to go on under, are gone.
+_HOPELESS = (ClosedReason.UNCERTAIN, ClosedReason.ENGINE_DEAD)
 
 
 class RejectedError(Exception):
@@ -104,7 +109,7 @@ class GuardService:
 
     def state(self) -> EngineState:
         """All that a follower is told."""
-        return to_wire(self._state, self._facts, self._turnstile.in_flight, _now())
+        return to_wire(self._state, self._facts, self._turnstile.in_flight, _now(), self._turnstile.kept)
 
     def why_not_live(self) -> str:
         """For /livez; never asks the core."""
@@ -144,7 +149,7 @@ class GuardService:
         return self.state()
 
     async def probe(self, command: Probe) -> ProbeReport:
-        """What the engine says to these tokens now, or RejectedError; changes nothing and is no word of the operator."""
+        """What the engine says to these tokens now, or RejectedError. Changes nothing; no word of the operator."""
         answer = await self._probing.probe(command)
         if isinstance(answer, Rejection):
             raise RejectedError(answer)
@@ -159,18 +164,28 @@ class GuardService:
     async def drain(self, timeout_s: float) -> int:
         """Admit nothing more, wait for what runs, then end it. Returns how many did not end by themselves."""
         self._apply(DrainBegan())
+        if self._turnstile.kept:
+            await self._abort_kept()
         if await self._turnstile.wait_empty(timeout_s):
             return 0
         left = self._turnstile.in_flight
+        await self._abort_all()
+        self._turnstile.cut_all()
+        await self._turnstile.wait_empty(1.0)
+        return left
+
+    async def _abort_kept(self) -> None:
+        """Frozen requests would never end by themselves."""
+        self._turnstile.let_go()
+        await self._abort_all()
+
+    async def _abort_all(self) -> None:
         try:
             async with asyncio.timeout(ABORT_BUDGET_S):
                 await self._adapter.abort_all(ABORT_BUDGET_S)
                 await self._turnstile.wait_empty(ABORT_BUDGET_S / 2)
         except (EngineError, TimeoutError) as error:
             self._log.write("drain.abort_failed", error=str(error) or type(error).__name__)
-        self._turnstile.cut_all()
-        await self._turnstile.wait_empty(1.0)
-        return left
 
     # --- the machine
 
@@ -228,6 +243,8 @@ class GuardService:
             )
         elif reason is not before.closed_reason:
             turnstile.close(reason)
+        if reason in _HOPELESS and turnstile.kept:
+            self._log.write("kept.cut", count=turnstile.cut_kept(), reason=reason)
 
     def _open_gate(self) -> None:
         """The moment is taken before the first admission, so that by the log alone none of this version is earlier."""

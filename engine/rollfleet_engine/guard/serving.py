@@ -4,12 +4,12 @@ No task, no lock and no parsing per request: a dictionary look-up, a flag, and a
 """
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Protocol
 
-from rollfleet_engine.guard.answers import NOT_FOUND, Answer, AsgiApp, Message, Receive, Scope, Send, document, refusal
+from rollfleet_engine.guard.answers import NOT_FOUND, Answer, AsgiApp, Receive, Scope, Send, document, refusal
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
 from rollfleet_engine.guard.turnstile import Passage, Turnstile, version_header
+from rollfleet_engine.guard.versioned import Versioned
 from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER, RefusalReason
 
 _REQUIRED = REQUIRED_HEADER.lower().encode()
@@ -70,16 +70,16 @@ class Serving:
             turnstile.refused += 1
             await refused(send)
             return
-        passage = turnstile.enter()
-        versioned = _Versioned(send, passage.header)
+        passage = turnstile.enter(pinned=any(name == _REQUIRED for name, _ in scope["headers"]))
         try:
-            await self._app(scope, receive, versioned.send)
+            await self._app(scope, receive, Versioned(send, passage).send)
         except asyncio.CancelledError:
             if not passage.cut:
                 raise
-            await self._after_cut(passage, versioned, send)
         finally:
             turnstile.leave(passage)
+        if passage.cut:
+            await self._after_cut(passage, send)
 
     def _refusal(self, scope: Scope) -> Answer | None:
         if not self._turnstile.is_open:
@@ -105,26 +105,9 @@ class Serving:
         message = f"{told}: {wanted} is asked for, this fleet serves version {held}"
         return refusal(RefusalReason.WRONG_VERSION, message, version_header(held))
 
-    async def _after_cut(self, passage: Passage, versioned: "_Versioned", send: Send) -> None:
+    async def _after_cut(self, passage: Passage, send: Send) -> None:
         """Cut by the guard: a refusal where nothing was sent yet, else the server ends the connection."""
         if passage.task is not None:
             passage.task.uncancel()
-        if not versioned.started:
+        if not passage.started:
             await self._turnstile.answer(send)
-
-
-class _Versioned:
-    """Puts the version at admission on an answer's head; the rest passes without being looked at."""
-
-    __slots__ = ("_header", "_send", "started")
-
-    def __init__(self, send: Send, header: tuple[bytes, bytes]) -> None:
-        self._send = send
-        self._header = header
-        self.started = False
-
-    def send(self, message: Message) -> Awaitable[None]:
-        if not self.started and message["type"] == "http.response.start":
-            self.started = True
-            message = {**message, "headers": [*message.get("headers", ()), self._header]}
-        return self._send(message)

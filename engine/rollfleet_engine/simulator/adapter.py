@@ -45,16 +45,24 @@ class SimulatorAdapter:
         return self._core.alive()
 
     async def pause(self, mode: PauseMode, deadline_s: float) -> None:
-        """Stop scheduling; what runs ends with what it has."""
-        assert mode is PauseMode.ABORT  # noqa: S101 - the only one that exists
+        """Stop scheduling; what runs ends with what it has, or is frozen."""
         with _calling("pause", FailureReason.PAUSE_FAILED):
-            self._core.pause()
+            self._core.pause(mode.value)
             await self._take_time("pause", deadline_s)
 
     async def abort_all(self, deadline_s: float) -> None:
         """Abort what reached the core since."""
         with _calling("pause", FailureReason.PAUSE_FAILED):
             self._core.abort_all()
+
+    async def abort(self, requests: tuple[str, ...], deadline_s: float) -> None:
+        """Abort these."""
+        with _calling("abort", FailureReason.PAUSE_FAILED):
+            self._core.abort(requests)
+
+    def tokens(self) -> dict[str, int]:
+        """Output so far."""
+        return self._core.tokens()
 
     async def resume(self, deadline_s: float) -> None:
         """Schedule again."""
@@ -119,10 +127,10 @@ class SimulatorAdapter:
         with _calling("worker reset", FailureReason.TRANSFER_FAILED):
             self._core.require_alive()
 
-    async def reset_caches(self, deadline_s: float) -> None:
+    async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:
         """The prefix cache is the only one."""
         with _calling("cache reset", FailureReason.CACHE_RESET_FAILED):
-            if not self._core.reset_prefix_cache():
+            if not self._core.reset_prefix_cache(preempt=kept):
                 message = "vLLM did not reset the prefix cache: blocks are still held by requests"
                 raise EngineError(FailureReason.CACHE_RESET_FAILED, message)
 

@@ -6,11 +6,13 @@ with finish_reason "abort" and the output so far, cached blocks are used whateve
 
 import asyncio
 import hashlib
+import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rollfleet_engine.guard.turnstile import current_passage
 from rollfleet_engine.simulator.model import Context
 from rollfleet_engine.simulator.weights import HeldWeights
 
@@ -53,8 +55,11 @@ class Generation:
     prompt: tuple[int, ...]
     max_tokens: int
     cache_salt: str = ""
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
     cached_tokens: int = 0  # known once the first token came
     aborted: bool = False
+    hits: int = 0  # tokens that the newest prefill took from the cache
+    preempted: bool = False  # its blocks were taken: it computes all of them again
     holds_blocks: bool = False
     output: list[int] = field(default_factory=list)
     stirred: asyncio.Event = field(default_factory=asyncio.Event)  # something changed that it may wait for
@@ -98,6 +103,8 @@ class Core:
         if len(self._running) >= MOST_REQUESTS:
             raise TooManyRequestsError(f"the simulator holds at most {MOST_REQUESTS} requests")
         self._running.add(request)
+        if (passage := current_passage.get()) is not None:
+            passage.requests.append(request.name)
         try:
             async for step in self._steps(request):
                 yield step
@@ -112,9 +119,12 @@ class Core:
         held, context = None, Context("")
         while len(request.output) < request.max_tokens and await self._scheduled(request):
             if held is None:
-                context = self._prefill(request)
-            elif held is not self.weights:  # changed under a running request: later tokens come from the new ones
-                context = Context(self.weights.digest, (*request.prompt, *request.output))
+                context = self._prefill(request, request.prompt)
+                request.cached_tokens = request.hits
+            elif request.preempted:
+                context = self._prefill(request, (*request.prompt, *request.output))
+            elif held is not self.weights:  # changed under a running request: it mixes what both have computed
+                context = Context(f"{held.digest} under {self.weights.digest}", (*request.prompt, *request.output))
             held = self.weights
             before, token = context.copy(), context.best()
             context.append(token)
@@ -138,33 +148,33 @@ class Core:
         request.stirred.clear()
         await request.stirred.wait()
 
-    def _prefill(self, request: Generation) -> Context:
+    def _prefill(self, request: Generation, tokens: tuple[int, ...]) -> Context:
         """Take what the cache has, and cache what is computed now."""
-        request.holds_blocks = True
-        self.counters.prompt_tokens += len(request.prompt)
+        request.holds_blocks, request.preempted = True, False
+        self.counters.prompt_tokens += len(tokens)
         stale = self.weights.digest
-        keys = self._block_keys(request)
+        keys = self._block_keys(request.cache_salt, tokens)
         # The last token is always computed, since its logits are needed.
-        usable = (len(request.prompt) - 1) // BLOCK_TOKENS
+        usable = (len(tokens) - 1) // BLOCK_TOKENS
         hits = 0
         while hits < usable and (filled_by := self._blocks.get(keys[hits])) is not None:
             self._blocks.move_to_end(keys[hits])
             stale = stale if filled_by == self.weights.digest else f"{filled_by} under {self.weights.digest}"
             hits += 1
-        request.cached_tokens = hits * BLOCK_TOKENS
-        self.counters.cached_tokens += request.cached_tokens
+        request.hits = hits * BLOCK_TOKENS
+        self.counters.cached_tokens += request.hits
         for key in keys[hits:]:
             self._blocks[key] = stale
         while len(self._blocks) > MOST_CACHED_BLOCKS:
             self._blocks.popitem(last=False)
-        return Context(stale, request.prompt)
+        return Context(stale, tokens)
 
     @staticmethod
-    def _block_keys(request: Generation) -> list[bytes]:
-        running = hashlib.blake2b(request.cache_salt.encode(), digest_size=16)
+    def _block_keys(salt: str, tokens: tuple[int, ...]) -> list[bytes]:
+        running = hashlib.blake2b(salt.encode(), digest_size=16)
         keys = []
-        for start in range(0, len(request.prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            for token in request.prompt[start : start + BLOCK_TOKENS]:
+        for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            for token in tokens[start : start + BLOCK_TOKENS]:
                 running.update(token.to_bytes(4, "little"))
             keys.append(running.digest())
         return keys
@@ -178,18 +188,27 @@ class Core:
         self.require_alive()
         self.weights = HeldWeights(self.weights.tensors, "half-loaded")
 
-    def pause(self) -> None:
-        """Schedule nothing more and abort what runs."""
+    def pause(self, mode: str = "abort") -> None:
+        """Schedule nothing more; in mode abort what runs ends, in mode keep it is frozen."""
         self.require_alive()
         self.paused = True
-        self.abort_all()
+        if mode == "abort":
+            self.abort_all()
 
     def abort_all(self) -> None:
         """End everything that the core has with what it has so far."""
+        self.abort(tuple(request.name for request in self._running))
+
+    def abort(self, names: tuple[str, ...]) -> None:
+        """End these with what they have so far."""
         self.require_alive()
         for request in self._running:
-            request.aborted = True
+            request.aborted = request.aborted or request.name in names
         self.stir()
+
+    def tokens(self) -> dict[str, int]:
+        """Output so far of every request."""
+        return {request.name: len(request.output) for request in self._running}
 
     def resume(self) -> None:
         """Schedule again."""
@@ -202,10 +221,13 @@ class Core:
         for request in self._running:
             request.stirred.set()
 
-    def reset_prefix_cache(self) -> bool:
-        """As vLLM: fails while requests hold blocks."""
+    def reset_prefix_cache(self, *, preempt: bool = False) -> bool:
+        """As vLLM: fails while requests hold blocks, unless they are preempted."""
         self.require_alive()
-        if any(request.holds_blocks for request in self._running):
+        holding = [request for request in self._running if request.holds_blocks]
+        if holding and not preempt:
             return False
+        for request in holding:
+            request.holds_blocks, request.preempted = False, True
         self._blocks.clear()
         return True

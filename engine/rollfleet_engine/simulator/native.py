@@ -45,9 +45,10 @@ def native_routes(core: Core) -> dict[tuple[str, str], Handler]:
     """Handlers by method and path."""
 
     async def pause(request: Request) -> Response:
-        if request.query_params.get("mode", "abort") != "abort":
-            raise RequestError(400, "the simulator pauses in mode abort only", param="query.mode")
-        core.pause()
+        mode = request.query_params.get("mode", "abort")
+        if mode not in ("abort", "keep"):
+            raise RequestError(400, "the simulator pauses in modes abort and keep only", param="query.mode")
+        core.pause(mode)
         return JSONResponse({"status": "paused"})
 
     async def resume(request: Request) -> Response:

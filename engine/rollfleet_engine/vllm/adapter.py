@@ -16,11 +16,15 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollfleet_engine.guard.adapting import CAPABILITIES, guard_version, timed
 from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.guard.turnstile import current_passage
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointUpdate
 from rollfleet_kernels.digest import warm_up
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
+
+OUTPUTS_LOOK_S = 0.002
+OUTPUTS_SETTLE_S = 0.02  # vLLM's own measure, in AsyncLLM.pause_generation
 
 
 class VllmAdapter:
@@ -35,6 +39,19 @@ class VllmAdapter:
         warm_up()  # for staging: later, compiling would take the interpreter away from requests
         self._initialised = False
         self._probes = itertools.count(1)
+        self._note_requests()
+
+    def _note_requests(self) -> None:
+        """Let the guard know what vLLM calls the requests that it admitted: vLLM makes ids from what clients send."""
+        hand_over = self._engine.engine_core.add_request_async
+
+        async def add_request_async(request: Any) -> None:
+            passage = current_passage.get()
+            if passage is not None and request.request_id not in passage.requests:
+                passage.requests.append(request.request_id)
+            await hand_over(request)
+
+        self._engine.engine_core.add_request_async = add_request_async
 
     def facts(self) -> Facts:
         """Version, topology, model; no call to the core."""
@@ -61,26 +78,71 @@ class VllmAdapter:
         return not self._engine.errored
 
     async def pause(self, mode: PauseMode, deadline_s: float) -> None:
-        """Stop scheduling; requests in flight end with what they have, finish_reason "abort"."""
+        """Stop scheduling on every rank; all of them or none."""
         async with _calling("pause", FailureReason.PAUSE_FAILED, deadline_s):
-            await self._engine.pause_generation(mode=mode.value, clear_cache=False)
+            try:
+                await self._on_every_rank("pause_scheduler", mode.value, False)
+            except Exception:
+                if self._ranks() > 1:
+                    await self._on_every_rank("resume_scheduler")
+                raise
+            await self._catch_up_with_outputs()
+
+    async def _catch_up_with_outputs(self) -> None:
+        """What the core computed comes before the pause's answer, and is then taken up by a task of vLLM's own."""
+        while not self._engine.engine_core.outputs_queue.empty():  # noqa: ASYNC110 - vLLM's queue tells nobody
+            await asyncio.sleep(OUTPUTS_LOOK_S)
+        await asyncio.sleep(OUTPUTS_SETTLE_S)
 
     async def abort_all(self, deadline_s: float) -> None:
         """Abort all that this process has handed to the core: with one API server there is no other way in."""
-        unfinished = list(self._engine.output_processor.request_states)
-        if unfinished:
+        await self.abort(tuple(self._engine.output_processor.request_states), deadline_s)
+
+    async def abort(self, requests: tuple[str, ...], deadline_s: float) -> None:
+        """Abort these, by vLLM's own ids."""
+        if requests:
             async with _calling("abort", FailureReason.PAUSE_FAILED, deadline_s):
-                await self._engine.abort(unfinished, internal=True)
+                await self._engine.abort(list(requests), internal=True)
+
+    def tokens(self) -> dict[str, int]:
+        """As vLLM's front end has counted them; of a pooling request none."""
+        return {
+            request: 0 if state.detokenizer is None else state.detokenizer.num_output_tokens()
+            for request, state in self._engine.output_processor.request_states.items()
+        }
 
     async def resume(self, deadline_s: float) -> None:
         """Start scheduling again."""
         async with _calling("resume", FailureReason.PAUSE_FAILED, deadline_s):
-            await self._engine.resume_generation()
+            await self._on_every_rank("resume_scheduler")
 
     async def is_paused(self, deadline_s: float) -> bool:
-        """What the core's scheduler says."""
+        """What the schedulers of all ranks say."""
         async with _calling("is_paused", FailureReason.PAUSE_FAILED, deadline_s):
-            return bool(await self._engine.is_paused())
+            return all(await self._on_every_rank("is_scheduler_paused"))
+
+    async def _on_every_rank(self, method: str, *arguments: Any) -> list[Any]:
+        """Call every data-parallel rank's core. vLLM's own client gives only the first one's answer.
+
+        All have ended when this returns or raises.
+        """
+        core = self._engine.engine_core
+        calls = [core._call_utility_async(method, *arguments, engine=engine) for engine in core.core_engines]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failed = [(rank, answer) for rank, answer in enumerate(answers) if isinstance(answer, BaseException)]
+        for rank, error in failed:
+            if isinstance(error, EngineDeadError):
+                raise error
+            raise RuntimeError(f"{self._of_core(rank)}{error}") from error
+        return answers
+
+    def _of_core(self, rank: int) -> str:
+        return f"data-parallel rank {rank}: " if self._ranks() > 1 else ""
+
+    async def _on_workers(self, method: str) -> list[dict[str, Any]]:
+        """Call a method of our extension on every worker of every rank, in the order of their ranks in a transfer."""
+        answers = await self._on_every_rank("collective_rpc", method, None, (), None)
+        return [report | {"rank": place} for place, report in enumerate(itertools.chain.from_iterable(answers))]
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Init (once), start, update, finish; every worker must report the staged digest and full coverage."""
@@ -140,7 +202,7 @@ class VllmAdapter:
     async def _phase(self, call: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
         """One of vLLM's phases, and what every worker says of it: our workers record failures instead of raising."""
         await call()
-        reports: list[dict[str, Any]] = await self._engine.collective_rpc("rollfleet_report")
+        reports = await self._on_workers("rollfleet_report")
         if len(reports) != self._workers():
             message = f"{len(reports)} of {self._workers()} workers reported; the others cannot be vouched for"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
@@ -153,14 +215,15 @@ class VllmAdapter:
     async def recover(self, deadline_s: float) -> None:
         """Reset every worker, those that did not fail too."""
         async with _calling("worker reset", FailureReason.TRANSFER_FAILED, deadline_s):
-            await self._engine.collective_rpc("rollfleet_reset")
+            await self._on_workers("rollfleet_reset")
 
-    async def reset_caches(self, deadline_s: float) -> None:
+    async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:
         """Prefix cache (with any connector's), multi-modal and encoder caches."""
         async with _calling("cache reset", FailureReason.CACHE_RESET_FAILED, deadline_s):
-            if not await self._engine.reset_prefix_cache(reset_running_requests=False, reset_connector=True):
-                message = "vLLM did not reset the prefix cache: blocks are still held by requests"
-                raise EngineError(FailureReason.CACHE_RESET_FAILED, message)
+            for rank, done in enumerate(await self._on_every_rank("reset_prefix_cache", kept, True)):
+                if not done:
+                    message = "vLLM did not reset the prefix cache: blocks are still held by requests"
+                    raise EngineError(FailureReason.CACHE_RESET_FAILED, f"{self._of_core(rank)}{message}")
             await self._engine.reset_mm_cache()
             await self._engine.reset_encoder_cache()
 

@@ -121,7 +121,7 @@ async def test_weights_that_change_under_a_request_show_in_its_answer(core: Core
             tokens.append(step.token)
             core.weights = NEW
     assert tokens[0] == greedy("sha256:old", PROMPT, 1)[0]
-    assert tuple(tokens[1:]) == greedy("sha256:new", (*PROMPT, tokens[0]), 3)
+    assert tuple(tokens[1:]) == greedy("sha256:old under sha256:new", (*PROMPT, tokens[0]), 3)
 
 
 async def test_a_dead_core_answers_nobody(core: Core, life: Life):
