@@ -19,6 +19,7 @@ STEP_TIMEOUT_S = 60.0
 SILENCE_S = 600.0
 # Of a request that is to be caught running: vLLM needs 2.5 s for it on an idle machine.
 LONG_ANSWER = 1900
+SPANS_COMMENT = ": x-weight-version-spans "
 
 
 class Operator:
@@ -112,10 +113,10 @@ class Operator:
         source = {"type": "Checkpoint", "root": root, "path": path}
         return self.finish("prepare", epoch, version=version, source=source, deadlineSeconds=STEP_TIMEOUT_S)
 
-    def close(self, epoch: int, version: int, silence_s: float = SILENCE_S) -> EngineState:
+    def close(self, epoch: int, version: int, silence_s: float = SILENCE_S, **fields: Any) -> EngineState:
         """Gate closed, paused, nothing in flight."""
         return self.succeed(
-            "close", epoch, version=version, deadlineSeconds=STEP_TIMEOUT_S, operatorSilenceSeconds=silence_s
+            "close", epoch, version=version, deadlineSeconds=STEP_TIMEOUT_S, operatorSilenceSeconds=silence_s, **fields
         )
 
     def transfer(self, epoch: int, version: int, digest: str) -> EngineState:
@@ -133,13 +134,15 @@ class Operator:
             deadlineSeconds=STEP_TIMEOUT_S,
         )
 
-    def update(self, version: int, path: str, *, root: str = "Checkpoints", open_after: bool = True) -> EngineState:
+    def update(
+        self, version: int, path: str, *, root: str = "Checkpoints", open_after: bool = True, mode: str = "abort"
+    ) -> EngineState:
         """A whole update under an epoch of its own."""
         epoch = self.next_epoch()
         state = self.prepare(epoch, version, path, root)
         assert state.staged is not None, operation_of(state)
         digest = state.staged.digest
-        self.close(epoch, version)
+        self.close(epoch, version, mode=mode)
         self.do("arm", epoch)
         state = self.transfer(epoch, version, digest)
         assert state.transferred is not None
@@ -233,6 +236,7 @@ class Stream:
         self._body = {"model": "policy", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0}
         self._body |= {"stream": True, "ignore_eos": True}
         self.answer = Answer(0)
+        self.spans: list[dict[str, Any]] = []
         self.done = False
 
     @contextmanager
@@ -247,6 +251,9 @@ class Stream:
         for line in response.iter_lines():
             if line == "data: [DONE]":
                 self.done = True
+            elif line.startswith(SPANS_COMMENT):
+                assert not self.done
+                self.spans = json.loads(line.removeprefix(SPANS_COMMENT))
             elif line.startswith("data: "):
                 choice = json.loads(line.removeprefix("data: "))["choices"][0]
                 self.answer.text += choice["text"]

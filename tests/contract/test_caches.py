@@ -2,13 +2,15 @@
 
 import pytest
 
+from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import Gate
 from tests.contract.client import LONG_ANSWER, PROBE_TOKENS, Client, Operator
 from tests.contract.models import Models
 
 
+@pytest.mark.parametrize("mode", [mode.value for mode in PauseMode])
 def test_c03_first_request_after_an_update_uses_no_old_cache(
-    serving: Operator, client: Client, models: Models, fresh_operator: Operator, fresh_client: Client
+    serving: Operator, client: Client, models: Models, fresh_operator: Operator, fresh_client: Client, mode: str
 ):
     prompt, count = models.long_prompt, 16
     if fresh_operator.state().gate != "Open":
@@ -18,13 +20,13 @@ def test_c03_first_request_after_an_update_uses_no_old_cache(
     warm = client.complete(prompt, count, logprobs=0)
     assert (warm.version, warm.cached_tokens) == (1, 128)
 
-    serving.update(2, "step-2")
+    serving.update(2, "step-2", mode=mode)
     first = client.complete(prompt, count, logprobs=0)
     assert (first.version, first.cached_tokens) == (2, 0)
     again = client.complete(prompt, count, logprobs=0)
     assert again.cached_tokens == 128
 
-    reference = fresh_client.complete(prompt, count, logprobs=0)
+    reference = fresh_client.complete(prompt, count, logprobs=0, cache_salt=mode)
     assert reference.cached_tokens == 0
     assert first.text == reference.text == models.answer(2, prompt)[:count]
     assert first.logprobs == pytest.approx(reference.logprobs, abs=1e-5)

@@ -51,7 +51,7 @@ FACTS = Facts(
     engine_version="0.1.0",
     model="/rollfleet/model/Qwen3",
     world_size=1,
-    capabilities=("source/Checkpoint", "pause/abort"),
+    capabilities=("source/Checkpoint", "pause/abort", "pause/wait", "pause/keep"),
 )
 
 

@@ -48,13 +48,19 @@ class PauseMode(StrEnum):
     """vLLM's words."""
 
     ABORT = "abort"
+    WAIT = "wait"
+    KEEP = "keep"
 
 
 class Pause(ApiModel):
     """What happens to requests in flight."""
 
     mode: PauseMode = PauseMode.ABORT
-    """abort: they end at once with what they have, finish_reason "abort"."""
+    """abort: they end at once with what they have, finish_reason "abort". wait: they may end by themselves for
+    drainTimeoutSeconds, then as with abort. keep: they are frozen, go on under the new weights, and tell the versions
+    of their tokens; those that demand one version by X-Weight-Version-Required are aborted."""
+    drain_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
+    """For mode wait: seconds from closing the gates until requests that still run are aborted."""
 
 
 class StrategyType(StrEnum):
@@ -110,7 +116,13 @@ class WeightVersionSpec(
             "spec.source changes only together with a higher spec.version",
             field=".source",
             forbidden=True,
-        )
+        ),
+        rule(
+            "self.pause.mode != 'wait' || self.pause.drainTimeoutSeconds < self.deadlines.quiesceSeconds",
+            "spec.pause.drainTimeoutSeconds must be less than spec.deadlines.quiesceSeconds: what still runs then is "
+            "aborted within the rest",
+            field=".pause.drainTimeoutSeconds",
+        ),
     ),
 ):
     """Desired weights."""

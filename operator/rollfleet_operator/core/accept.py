@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.api.volumes import VolumeSource
-from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.api.weightversion import PauseMode, WeightVersion
 from rollfleet_operator.core.observed import Settings
 from rollfleet_operator.core.reasons import Reason
 
@@ -135,6 +135,10 @@ def judge_weight_version(
         cure = "set it to the volume that holds the checkpoints"
         text = f"spec.source.checkpoint needs spec.volumes.checkpoints of RolloutEngine {fleet_name!r}: {cure}"
         return _refused(Reason.INVALID_SPEC, text)
+    pause, deadlines = spec.pause, spec.deadlines
+    if pause.mode is PauseMode.WAIT and pause.drain_timeout_seconds >= deadlines.quiesce_seconds:
+        text = f"must be less than spec.deadlines.quiesceSeconds ({deadlines.quiesce_seconds})"
+        return _refused(Reason.INVALID_SPEC, f"spec.pause.drainTimeoutSeconds {text}")
     return _judge_version(weight_version, committed)
 
 

@@ -11,7 +11,7 @@ from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.work import Work, busy
 from rollfleet_operator.core.world import Engine, Fence, World
-from rollfleet_protocol.commands import Arm, Close
+from rollfleet_protocol.commands import Arm, Close, PauseMode
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus
 
 MAX_HOLD_UPS = 10
@@ -134,14 +134,24 @@ def close(update: Update, engine: Engine, state: EngineState, deadline: Deadline
     """Close this engine under the update's epoch; it answers at once and drains in the background."""
     if busy(state, update.epoch):
         return
+    pause = update.weight_version.spec.pause
     command = Close(
         incarnation=state.incarnation,
         epoch=update.epoch,
         version=update.version,
+        mode=PauseMode(pause.mode.value),
+        drain_timeout_seconds=pause.drain_timeout_seconds,
+        keep_seconds=_longest_pause_s(update),
         deadline_seconds=deadline.left_s(update.now),
         operator_silence_seconds=update.world.settings.operator_silence_s,
     )
     update.work.give(engine, command)
+
+
+def _longest_pause_s(update: Update) -> int:
+    """Seconds from closing to opening in which the phases' deadlines hold."""
+    deadlines = update.weight_version.spec.deadlines
+    return deadlines.quiesce_seconds + deadlines.transfer_seconds + deadlines.verify_seconds
 
 
 def arm(update: Update, engine: Engine, state: EngineState) -> None:

@@ -27,7 +27,7 @@ from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import CheckpointSource, Prepare
 from rollfleet_protocol.state import EngineState, OperationName, Staged
 
-NEEDED = ("source/Checkpoint", "pause/abort")
+NEEDED = ("source/Checkpoint",)
 
 Member = tuple[Engine, EngineState]
 
@@ -99,7 +99,7 @@ def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline) -> i
     due = retry_at(update.status.phase_started_at or update.now, attempt)
     again = False
     for engine, state in members:
-        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _lacking(state):
+        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _lacking(update, state):
             continue
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         if failure is None:
@@ -123,9 +123,10 @@ def _command(update: Update, state: EngineState, deadline: Deadline) -> Prepare:
     )
 
 
-def _lacking(state: EngineState) -> str:
+def _lacking(update: Update, state: EngineState) -> str:
     """Capabilities that the update needs and the engine does not name."""
-    lacking = [need for need in NEEDED if need not in state.facts.capabilities]
+    needed = (*NEEDED, f"pause/{update.weight_version.spec.pause.mode.value}")
+    lacking = [need for need in needed if need not in state.facts.capabilities]
     return ", ".join(lacking + (["workers"] if state.facts.world_size < 1 else []))
 
 
@@ -138,8 +139,8 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
             continue
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         refusals = () if engine.guard is None else engine.guard.refusals
-        if _lacking(state):
-            text = f"guard {state.facts.guard_version} on {state.facts.engine} lacks {_lacking(state)}"
+        if _lacking(update, state):
+            text = f"guard {state.facts.guard_version} on {state.facts.engine} lacks {_lacking(update, state)}"
             broken.append(hold_up(engine, Reason.UNSUPPORTED, text))
         elif failure is not None and failure.failure is not None:
             broken.append(hold_up(engine, failure.failure.reason.value, failure.failure.message))

@@ -54,6 +54,8 @@ class Reason(StrEnum):
     VERIFYING = "Verifying", "Caches are reset and the probe is answered."
     VERIFIED = "Verified", "All engines answered the probe alike."
     OPENING = "Opening", "The version is committed and the gates open."
+    REQUESTS_KEPT = "RequestsKept", "Requests that ran at closing go on under the new weights: answers span versions."
+    NONE_KEPT = "NoneKept", "No request is kept over a change of weights."
     ACTIVE = "Active", "The fleet serves this version."
     SUPERSEDED = "Superseded", "A higher version was asked for."
 

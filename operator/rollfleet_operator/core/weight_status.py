@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from rollfleet_operator.api.rolloutengine import Committed
-from rollfleet_operator.api.weightversion import Phase, Progress, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import PauseMode, Phase, Progress, WeightVersion, WeightVersionStatus
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.conditions import Claim, claim, find, merge
 from rollfleet_operator.core.plan_weights import UpdatePlan
@@ -91,7 +91,17 @@ def _claims(subject: Subject, record: WeightVersionStatus) -> tuple[Claim, ...]:
     if subject.update is None or not verdict.accepted:
         rest = tuple(claim(kind, False, Reason.NOT_REACHED, "") for kind in ("Quiesced", "Transferred", "Verified"))
         return (accepted, *rest, claim("Active", False, verdict.reason, verdict.message))
-    return (accepted, _quiesced(record), *_reached(subject, record), _active(subject, record))
+    steps = (_quiesced(record), *_reached(subject, record), _active(subject, record))
+    return (accepted, *steps, *_spans_versions(subject.weight_version, record))
+
+
+def _spans_versions(weight_version: WeightVersion, record: WeightVersionStatus) -> tuple[Claim, ...]:
+    """There from the first update that keeps requests on."""
+    quiesced = record.phase in (Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING, Phase.ACTIVE)
+    if weight_version.spec.pause.mode is PauseMode.KEEP and quiesced:
+        return (claim("SpansVersions", True, Reason.REQUESTS_KEPT),)
+    told_before = find(weight_version.status.conditions, "SpansVersions") is not None
+    return (claim("SpansVersions", False, Reason.NONE_KEPT),) if told_before else ()
 
 
 def _quiesced(record: WeightVersionStatus) -> Claim:
