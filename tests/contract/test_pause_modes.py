@@ -18,8 +18,7 @@ class Running:
     def __init__(self, client: Client, prompt: str, tokens: int, headers: dict[str, str] | None = None) -> None:
         self._answers: list[Answer] = []
         self._thread = threading.Thread(
-            target=lambda: self._answers.append(client.complete(prompt, tokens, headers=headers, logprobs=0)),
-            daemon=True,
+            target=lambda: self._answers.append(client.complete(prompt, tokens, headers=headers)), daemon=True
         )
         self._thread.start()
 
@@ -78,6 +77,7 @@ def test_wait_aborts_what_is_left(serving: Operator, client: Client, models: Mod
 def test_keep_answers_from_both_versions_and_says_where(serving: Operator, client: Client, models: Models):
     prompt = models.short_prompt
     old = client.complete(prompt, SHORT_ANSWER).text
+    assert client.complete(models.long_prompt, 1).version == 1  # fills blocks of the cache
     whole, streamed = Running(client, prompt, SHORT_ANSWER), Listening(client, prompt, SHORT_ANSWER)
     until(lambda: len(streamed.stream.answer.text) > 20, 20, "the stream has begun")
     wait_in_flight(serving, 2)
@@ -92,6 +92,8 @@ def test_keep_answers_from_both_versions_and_says_where(serving: Operator, clien
     assert (state.in_flight, state.kept) == (0, 2)
     assert not whole.ended()
     serving.do("open", epoch, version=2, digest=digest)
+    first = client.complete(models.long_prompt, 16)
+    assert (first.cached_tokens, first.text) == (0, models.answer(2, models.long_prompt)[:16])
     answer, stream = whole.answer(), streamed.end()
     spans = json.loads(answer.headers["X-Weight-Version-Spans"])
     for told, text in ((spans, answer.text), (stream.spans, stream.answer.text)):
