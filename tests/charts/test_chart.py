@@ -13,7 +13,7 @@ import yaml
 from rollfleet_operator.api.crd import KINDS, build_crd
 from rollfleet_operator.ports import Resource
 from rollfleet_operator.runtime.options import parse
-from rollfleet_operator.runtime.permissions import NEEDED, Need, needed_at_home
+from rollfleet_operator.runtime.permissions import NEEDED, NEEDED_IN_CLUSTER, Need, needed_at_home
 from tests.support.helm import CHART, HelmError, helm, render
 
 Object = dict[str, Any]
@@ -154,19 +154,21 @@ def wanted(needs: tuple[Need, ...]) -> set[tuple[str, str, str, str]]:
 def test_rights_are_exactly_those_that_the_operator_asks_for() -> None:
     objects = render(IMAGE)
     assert verbs(one(objects, "ClusterRole", "rollfleet-operator")) == wanted(NEEDED)
+    assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes")) == wanted(NEEDED_IN_CLUSTER)
     own = one(objects, "Role", "rollfleet-operator-own")
     assert own["metadata"]["namespace"] == "system"
     assert verbs(own) == wanted(needed_at_home("rollfleet-operator"))
 
 
-def test_watched_namespaces_get_a_role_each_and_the_cluster_none() -> None:
+def test_watched_namespaces_get_a_role_each_and_the_cluster_one_for_nodes() -> None:
     objects = render(merged(IMAGE, {"watchNamespaces": ["rl", "rl-2"]}))
     roles = {o["metadata"]["namespace"]: o for o in objects if o["kind"] == "Role"}
     assert set(roles) == {"rl", "rl-2", "system"}
     assert verbs(roles["rl"]) == verbs(roles["rl-2"]) == wanted(NEEDED)
     assert render(merged(IMAGE, {"watchNamespaces": None})) == render(IMAGE), "null is no namespace in particular"
     names = {o["metadata"]["name"] for o in objects if o["kind"] in {"ClusterRole", "ClusterRoleBinding"}}
-    assert names == {"rollfleet-view", "rollfleet-edit"}, "only the users' aggregated roles are cluster-wide"
+    assert names == {"rollfleet-view", "rollfleet-edit", "rollfleet-operator-nodes"}
+    assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes")) == wanted(NEEDED_IN_CLUSTER)
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["rl"]}], ids=["cluster", "namespaced"])
@@ -176,7 +178,7 @@ def test_bindings_lead_from_the_pods_account_to_the_roles(values: Object) -> Non
     assert one(objects, "ServiceAccount")["metadata"]["name"] == pod["serviceAccountName"]
     roles = {(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects if "rules" in o}
     bindings = [o for o in objects if o["kind"].endswith("Binding")]
-    assert len(bindings) == 2
+    assert len(bindings) == 3
     for binding in bindings:
         assert binding["subjects"] == [
             {"kind": "ServiceAccount", "name": pod["serviceAccountName"], "namespace": "system"}

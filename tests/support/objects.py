@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from rollfleet_operator.api.members import Member
 from rollfleet_operator.api.meta import Condition, ConditionStatus
 from rollfleet_operator.api.rolloutengine import (
     Committed,
@@ -57,6 +58,18 @@ def full_fleet_status() -> RolloutEngineStatus:
             message="renamed tensor",
         ),
         engines=EnginesSummary(counts={"Serving": 2, "CatchingUp": 1}, details=(detail,), time=THEN),
+        members=(
+            Member(
+                name="qwen-0-0-abcde",
+                uid="5d1f",
+                ordinal=0,
+                ip="198.51.100.7",
+                node="node-1",
+                grace_seconds=90,
+                vanished_since=THEN,
+                vanished_epoch=8,
+            ),
+        ),
         conditions=(full_condition("Accepted"), full_condition("Available")),
     )
 

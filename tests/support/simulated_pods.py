@@ -11,6 +11,8 @@ from rollfleet_operator.core.observed import ContainerState, PodView
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.simulated_engine import EngineProcess, Store, Temper
 
+NODE = "node-1"
+
 
 @dataclass
 class SimulatedPod:
@@ -33,6 +35,8 @@ class Kubelet(ABC):
     load_s: float
     temper: Callable[[], Temper]
     pods: dict[str, SimulatedPod]
+    ghosts: dict[str, SimulatedPod]  # run on, and the API server does not know them any more
+    terminated: set[str]  # uids of pods that went when the kubelet had said that their containers ended
     _serial: int
 
     @property
@@ -60,6 +64,7 @@ class Kubelet(ABC):
             serving_label=False,
             phase="Pending",
             started=False,
+            node=NODE,
         )
         self.pods[uid] = SimulatedPod(view, temper=self.temper(), obeys=_operator_of(manifest))
         self.later(0.1, lambda: self._start_container(uid))
@@ -123,11 +128,25 @@ class Kubelet(ABC):
         self.later(1.0, lambda: self._remove(uid))
 
     def _remove(self, uid: str) -> None:
-        self.pods.pop(uid, None)
+        if self.pods.pop(uid, None) is not None:
+            self.terminated.add(uid)
+
+    def vanish(self, uid: str) -> SimulatedPod:
+        """The object goes (a forced deletion, a garbage collection); the container does not notice."""
+        ghost = self.ghosts[uid] = self.pods.pop(uid)
+        return ghost
+
+    def come_back(self, uid: str) -> None:
+        """A watch was wrong."""
+        self.pods[uid] = self.ghosts.pop(uid)
+
+    def kill_ghost(self, uid: str) -> None:
+        """Its process ends, and nobody is told."""
+        self.ghosts[uid].process = None
 
     def cut_off(self, uid: str, seconds: float) -> None:
         """The operator can't reach the engine for a while."""
-        self.pods[uid].cut_off_until = self.time + seconds
+        (self.pods | self.ghosts)[uid].cut_off_until = self.time + seconds
 
 
 def _operator_of(manifest: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from rollfleet_operator.core.actions import (
     GuardCall,
     LabelPod,
 )
-from rollfleet_operator.core.observed import GuardView, Observed
+from rollfleet_operator.core.observed import GuardView, NodeView, Observed
 from rollfleet_operator.core.plan import plan
 from rollfleet_protocol.commands import Cancel, Command, Open, Transfer
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus, WeightsState
@@ -58,6 +58,9 @@ class World(Kubelet):
         self.fleet = fleet
         self.weight_versions: dict[str, WeightVersion] = {}
         self.pods: dict[str, SimulatedPod] = {}
+        self.ghosts: dict[str, SimulatedPod] = {}
+        self.terminated: set[str] = set()
+        self.nodes: dict[str, NodeView] = {}
         self.store = Store()
         self.faults = Faults()
         self.temper: Callable[[], Temper] = Temper
@@ -87,6 +90,11 @@ class World(Kubelet):
         """The simulated time."""
         return NOW + timedelta(seconds=self.time)
 
+    @property
+    def all_pods(self) -> list[SimulatedPod]:
+        """Those that the API server knows, and those that run without its knowledge."""
+        return [*self.pods.values(), *self.ghosts.values()]
+
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """Do something then."""
         self._serial += 1
@@ -108,9 +116,7 @@ class World(Kubelet):
             self.wake_at = self._operate()
         upcoming = [when for when, _, _ in self.agenda] + ([self.time] if self.news else [])
         self.news = False
-        upcoming += [
-            when for pod in self.pods.values() if pod.process and (when := pod.process.next_event()) is not None
-        ]
+        upcoming += [when for pod in self.all_pods if pod.process and (when := pod.process.next_event()) is not None]
         if self.wake_at is not None and self.time >= self.down_until:
             upcoming.append(self.wake_at)
         target = min([*upcoming, self.time + STEP_S])
@@ -120,7 +126,7 @@ class World(Kubelet):
         for _, _, act in due:
             act()
             self.check()
-        for pod in list(self.pods.values()):
+        for pod in self.all_pods:
             if pod.process is not None:
                 pod.process.advance(self.time)
                 self.check()
@@ -130,7 +136,7 @@ class World(Kubelet):
     def check(self) -> None:
         """Never stale, atomic: whoever is open is verified at the committed version, and really holds it."""
         committed = self.fleet.status.committed
-        for pod in self.pods.values():
+        for pod in self.all_pods:
             process = pod.process
             if process is None or process.state.gate is Gate.CLOSED:
                 continue
@@ -149,7 +155,7 @@ class World(Kubelet):
         if isinstance(command, Transfer) and command.version != held:
             loud = [
                 other.view.name
-                for other in self.pods.values()
+                for other in self.all_pods
                 if other.process is not None and (other.process.state.gate is Gate.OPEN or other.process.in_flight)
             ]
             assert not loud, f"transfer to {pod.view.name} while {loud} answer"
@@ -169,6 +175,8 @@ class World(Kubelet):
             ca_bundle="Q0E=",
             settings=self.settings,
             children=dict(self.children),
+            nodes=dict(self.nodes),
+            terminated=frozenset(self.terminated),
         )
 
     def _operate(self) -> float | None:
@@ -195,10 +203,12 @@ class World(Kubelet):
 
     def _poll(self) -> None:
         """Followers hear of their guards."""
-        for uid, pod in self.pods.items():
+        remembered = {member.uid for member in self.fleet.status.members}
+        followed = self.pods | {uid: pod for uid, pod in self.ghosts.items() if uid in remembered}
+        for uid, pod in followed.items():
             if self.rng.random() >= self.faults.skip_poll:
                 self._hear(uid, pod)
-        self.views = {uid: view for uid, view in self.views.items() if uid in self.pods}
+        self.views = {uid: view for uid, view in self.views.items() if uid in followed}
 
     def _hear(self, uid: str, pod: SimulatedPod) -> None:
         known = self.views.get(uid, UNKNOWN)
@@ -308,7 +318,7 @@ class World(Kubelet):
         self.views[uid] = replace(self.views.get(uid, UNKNOWN), reachable=False, error="timed out", disowned=False)
 
     def _deliver(self, call: GuardCall, *, answer: bool) -> None:
-        pod = self.pods.get(call.pod_uid)
+        pod = (self.pods | self.ghosts).get(call.pod_uid)
         if pod is None or pod.process is None or self.time < pod.cut_off_until or self._is_disowned(call.pod_uid, pod):
             return
         on_time = self.fleet.status.epoch == call.command.epoch or isinstance(call.command, Cancel)

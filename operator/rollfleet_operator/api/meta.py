@@ -17,6 +17,7 @@ LABEL_ENGINE = f"{GROUP}/engine"  # ordinal of the engine, on its pods
 LABEL_SERVING = f"{GROUP}/serving"  # "true" on members of the serving set: what the router selects
 LABEL_COMPONENT = f"{GROUP}/component"  # engine | router
 LABEL_OPERATOR = f"{GROUP}/operator"  # on a RolloutEngine: the one operator that serves it, where there are several
+ANNOTATION_FENCED = f"{GROUP}/fenced"  # on a RolloutEngine: uids of vanished pods that a person says do not run
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
 
 MAX_MESSAGE = 1024  # characters of a condition's message
@@ -69,6 +70,7 @@ class ObjectMeta(ApiModel):
     namespace: str
     uid: str = ""
     generation: int = 0
+    annotations: dict[str, str] = Field(default_factory=dict)
     resource_version: str = ""
     creation_timestamp: datetime | None = None
     deletion_timestamp: datetime | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from rollfleet_operator.api.members import MAX_MEMBERS, Member
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
 from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
@@ -324,6 +325,8 @@ class RolloutEngineStatus(ApiModel):
     """The newest update that ended."""
     engines: EnginesSummary = EnginesSummary()
     """Engines by state."""
+    members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS)] = ()
+    """Pods that may answer clients, whether the API server still has them or not."""
     conditions: Conditions = ()
     """Accepted, Available, Progressing, WeightsCurrent, Degraded."""
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, clipped
 from rollfleet_operator.clients.guards import Endpoint, command_name
-from rollfleet_operator.core.observed import GuardView, PodView
+from rollfleet_operator.core.observed import GuardView
 from rollfleet_protocol.commands import Command
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.state import EngineState, OperationStatus
@@ -24,6 +24,25 @@ BACKOFF_MAX_S = 5.0
 MAX_REFUSALS = 8
 MAX_RETIRED = 64  # incarnations of one pod that are remembered
 UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
+
+
+class Followed(Protocol):
+    """A pod, or what is remembered of one."""
+
+    @property
+    def name(self) -> str:
+        """The pod's."""
+        ...
+
+    @property
+    def uid(self) -> str:
+        """The pod's."""
+        ...
+
+    @property
+    def ip(self) -> str:
+        """Its address; empty where it has none yet."""
+        ...
 
 
 class Guards(Protocol):
@@ -195,7 +214,7 @@ class Followers:
         self._followers: dict[str, dict[str, tuple[Follower, asyncio.Task[None]]]] = {}  # key -> pod uid
         self._giving: dict[tuple[str, Command], asyncio.Task[str]] = {}
 
-    def ensure(self, key: str, fleet: FleetIdentity, pods: Iterable[PodView]) -> None:
+    def ensure(self, key: str, fleet: FleetIdentity, pods: Iterable[Followed]) -> None:
         """Follow exactly these pods: those with an address. A pod whose address changed is followed anew."""
         wanted = {pod.uid: Endpoint(fleet, pod.name, pod.uid, pod.ip) for pod in pods if pod.ip}
         running = self._followers.setdefault(key, {})

@@ -10,6 +10,7 @@ from rollfleet_operator.ports import Manifest
 from rollfleet_protocol.termination import summary
 
 ENGINE_CONTAINER = "engine"
+DEFAULT_GRACE_S = 30  # Kubernetes' own
 NO_ORDINAL = -1  # of a pod whose label was tampered with
 MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
 
@@ -35,6 +36,7 @@ def pod_view(pod: Manifest) -> PodView:
         ip=status.get("podIP", ""),
         node=(pod.get("spec") or {}).get("nodeName", ""),
         deleting="deletionTimestamp" in metadata,
+        deleted_by=_time(metadata.get("deletionTimestamp")),
         ready=_condition(status, "Ready").get("status") == "True",
         container=state,
         container_id=container.get("containerID", ""),
@@ -43,7 +45,12 @@ def pod_view(pod: Manifest) -> PodView:
         message=clipped(_words(scheduled) if unschedulable else message or status.get("message", "")),
         unschedulable=unschedulable,
         started=container.get("started") is not False,
+        grace_s=(pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S,
     )
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def _engine_status(status: Manifest) -> Manifest:

@@ -8,6 +8,7 @@ from rollfleet_operator.api.rolloutengine import Committed, EngineDetail, Engine
 from rollfleet_operator.core.catch_up import Joiner, Obstacle
 from rollfleet_operator.core.conditions import clip
 from rollfleet_operator.core.observed import ContainerState
+from rollfleet_operator.core.vanished import is_unfenced, unfenced_text
 from rollfleet_operator.core.work import Work, own_words
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.refusals import ClosedReason
@@ -37,12 +38,13 @@ class Doing(StrEnum):
     UPDATING = "Updating"
     SERVING = "Serving"
     UNREACHABLE = "Unreachable"
+    UNFENCED = "Unfenced"
     UNCERTAIN = "Uncertain"
     BROKEN = "Broken"
     TERMINATING = "Terminating"
 
 
-UNWELL = (Doing.UNSCHEDULABLE, Doing.UNREACHABLE, Doing.UNCERTAIN, Doing.BROKEN)
+UNWELL = (Doing.UNSCHEDULABLE, Doing.UNREACHABLE, Doing.UNFENCED, Doing.UNCERTAIN, Doing.BROKEN)
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def describe(scene: Scene, work: Work) -> tuple[EngineNote, ...]:
 
 def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: PLR0911 - one answer per case
     pod, state = engine.pod, engine.answering
+    if pod.vanished or (pod.deleting and state is None and is_unfenced(engine, work.now)):
+        return EngineNote(engine, Doing.UNFENCED, unfenced_text(engine, scene.world.fleet))
     if pod.deleting:
         return EngineNote(engine, Doing.TERMINATING)
     if engine.ended:

@@ -9,6 +9,7 @@ from rollfleet_operator.core.conditions import clip
 from rollfleet_operator.core.policies import Deadline, seconds_text
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.vanished import unfenced_text
 from rollfleet_operator.core.work import Work, busy
 from rollfleet_operator.core.world import Engine, Fence, World
 from rollfleet_protocol.commands import Arm, Close, PauseMode
@@ -166,6 +167,8 @@ def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngin
     fence, state = engine.fence(update.epoch), engine.answering
     if fence is Fence.HELD:
         return None
+    if state is None and (engine.pod.vanished or engine.pod.deleting):
+        return hold_up(engine, Reason.CANNOT_BE_FENCED, unfenced_text(engine, update.world.fleet))
     if state is None:
         text = f"may be open and does not answer: {'' if engine.guard is None else engine.guard.error}"
         return hold_up(engine, Reason.ENGINE_UNREACHABLE, text.rstrip(": "))

@@ -9,6 +9,8 @@ from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_protocol.state import EngineState
 
+ENDED_PHASES = ("Succeeded", "Failed")
+
 
 class ContainerState(StrEnum):
     """The engine container as the kubelet tells it."""
@@ -33,6 +35,7 @@ class PodView:
     ip: str = ""
     node: str = ""
     deleting: bool = False
+    deleted_by: datetime | None = None  # of a pod that is being deleted: when its grace period is over
     ready: bool = False
     container: ContainerState = ContainerState.UNKNOWN
     container_id: str = ""
@@ -43,6 +46,39 @@ class PodView:
     started: bool = (
         True  # False: the kubelet says that this container never passed its startup probe, so no guard opened
     )
+    grace_s: int = 30  # terminationGracePeriodSeconds
+    vanished_since: datetime | None = None  # the API server has no such pod any more; see core.vanished
+    vanished_epoch: int = 0
+
+    @property
+    def halted(self) -> bool:
+        """By the kubelet's word, no process runs in which a guard could ever have been opened."""
+        waiting = self.container in (ContainerState.WAITING, ContainerState.TERMINATED)
+        return self.ended or waiting or self.phase == "Pending" or not self.started
+
+    @property
+    def ended(self) -> bool:
+        """The pod is over by the kubelet's word: evicted, or its node was shut down.
+
+        The control plane writes Failed into pods whose Node object is gone; their containers may still run, and a
+        kubelet would have told that they ended (it writes Failed no sooner).
+        """
+        return self.phase in ENDED_PHASES and self.container is not ContainerState.RUNNING
+
+    @property
+    def vanished(self) -> bool:
+        """Whether this is only what the fleet's status remembers of a pod."""
+        return self.vanished_since is not None
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node, as far as it says whether containers run there."""
+
+    name: str
+    exists: bool = True
+    ready_since: datetime | None = None  # by the kubelet's own word; None where the node is not Ready
+    out_of_service: bool = False  # carries the taint by which a person says that the node is switched off
 
 
 @dataclass(frozen=True)
@@ -90,4 +126,6 @@ class Observed:
     children: dict[str, Any] = field(
         default_factory=dict
     )  # "Kind/name" -> content hash last applied, for children other than pods
+    nodes: dict[str, NodeView] = field(default_factory=dict)  # those of engines that do not answer, as far as known
+    terminated: frozenset[str] = frozenset()  # uids of pods that are gone, their containers ended by the kubelet's word
     rejected: str = ""  # what the API server refused in the newest pass that asked for anything, in its own words

@@ -30,6 +30,7 @@ from rollfleet_operator.core.plan_engine import PodAction, Template, plan_labels
 from rollfleet_operator.core.plan_weights import UpdatePlan, plan_weights
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.status import Findings, fleet_status
+from rollfleet_operator.core.vanished import only_to_members, remember, with_vanished
 from rollfleet_operator.core.weight_status import Subject, weight_status
 from rollfleet_operator.core.work import Work
 from rollfleet_operator.core.world import World, build_world
@@ -40,7 +41,7 @@ def plan(observed: Observed, now: datetime) -> Decision:
     fleet = observed.fleet
     if fleet.metadata.deletion_timestamp is not None:
         return Decision()  # the garbage collector takes the children by their owner references
-    world, work = build_world(observed), Work(now)
+    world, work = build_world(with_vanished(observed, now)), Work(now)
     before = Record.of(fleet)
     charge = in_charge(observed.weight_versions, before.committed)
     commit = plan_commit(world, before, observed.weight_versions, work)
@@ -51,6 +52,8 @@ def plan(observed: Observed, now: datetime) -> Decision:
     if update.record != before:
         work.calls.clear()
         work.wake(now)
+    update = replace(update, record=remember(world, update.record, work))
+    only_to_members(update.record, work)
     verdict = judge_fleet(fleet, observed.settings)
     pods = _plan_pods(observed, world, update, first=commit.first) if verdict.accepted else ()
     findings = Findings(

@@ -19,6 +19,7 @@ from typing import Any
 
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.core.actions import CreatePod, DeletePod, LabelPod
+from rollfleet_operator.core.observed import ENDED_PHASES
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import Gate
@@ -55,7 +56,7 @@ def plan_pods(world: World, template: Template, committed: Committed | None, *, 
         _delete(engine, f"scaled down to {replicas}")
         for ordinal in sorted(by_ordinal, reverse=True)
         for engine in by_ordinal[ordinal]
-        if ordinal >= replicas and not engine.pod.deleting
+        if ordinal >= replicas and not (engine.pod.deleting or engine.pod.vanished)
     ]
     for ordinal in range(replicas):
         actions += _plan_ordinal(world, ordinal, by_ordinal.get(ordinal, []), template, committed)
@@ -67,7 +68,11 @@ def _delete(engine: Engine, why: str) -> DeletePod:
 
 
 def _live(engines: list[Engine]) -> list[Engine]:
-    return [engine for engine in engines if not engine.pod.deleting and not engine.ended]
+    return [
+        engine
+        for engine in engines
+        if not (engine.pod.deleting or engine.pod.vanished) and engine.pod.phase not in ENDED_PHASES
+    ]
 
 
 def _plan_ordinal(
@@ -76,7 +81,7 @@ def _plan_ordinal(
     actions: list[PodAction] = [
         _delete(engine, f"the pod is {engine.pod.phase}: {engine.pod.message}".rstrip(": "))
         for engine in engines
-        if engine.ended and not engine.pod.deleting
+        if engine.pod.phase in ENDED_PHASES and not engine.pod.deleting
     ]
     live = _live(engines)
     kept = max(live, key=lambda engine: _worth(engine, template, committed), default=None)
@@ -138,10 +143,7 @@ def plan_labels(world: World, committed: Committed | None, *, update_runs: bool)
     return tuple(
         LabelPod(engine.name, engine.pod.uid, serving)
         for engine, serving in wanted
-        if serving is not None
-        and serving is not engine.pod.serving_label
-        and not engine.pod.deleting
-        and not engine.ended
+        if serving is not None and serving is not engine.pod.serving_label and not (engine.pod.vanished or engine.ended)
     )
 
 
@@ -150,7 +152,7 @@ def _wanted_label(engine: Engine, committed: Committed | None, *, update_runs: b
     state = engine.answering
     if engine.serves(committed):
         return True
-    if engine.quarantined or (engine.stopped and not engine.open):
+    if engine.pod.deleting or engine.quarantined or (engine.stopped and not engine.open):
         return False
     if state is None:
         return None

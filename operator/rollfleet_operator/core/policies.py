@@ -8,6 +8,12 @@ RESEND_S = 2.0  # a command whose effect is not seen after so long is given agai
 PROGRESS_S = 1.0  # between two writes that tell nothing but progress
 OPENING_S = 60.0  # after the commit: how long an engine that does not answer keeps the update from being called Active
 REOPENING_S = 10.0  # how long a new update lets engines reopen that the one before it closed
+LOOK_AGAIN_S = 10.0  # how often nodes are looked at while an engine cannot be fenced
+# After so long on a node that stayed Ready the kubelet has learnt that a pod is gone, and begun to stop it. Read in
+# Kubernetes 1.36: a node is called not Ready 55 s after its last word (node-monitor-grace-period 50 s, looked at every
+# 5 s); a dead watch is noticed after 45 s (HTTP/2 ping after 30 s, given up 15 s later) and begun anew within 60 s
+# (reflector's longest back-off); housekeeping comes every 2 s. The pod's own grace period is added.
+KUBELET_S = 180
 EXPONENT_LIMIT = 20  # exponent bound, against absurd powers
 MAX_EPOCH_JUMP = 1000  # a guard further ahead than this of all others is not followed
 MAX_EPOCH = 2**53  # one a millisecond would take 285 000 years; a guard that names more is not followed either

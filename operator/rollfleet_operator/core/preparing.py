@@ -151,6 +151,6 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
     unreachable = [
         hold_up(engine, Reason.ENGINE_UNREACHABLE, f"does not answer: {engine.guard.error if engine.guard else ''}")
         for engine in update.world.engines
-        if engine.answering is None and not engine.stopped
+        if engine.answering is None and not engine.stopped and not engine.pod.vanished
     ]
     return broken + unreachable + slow

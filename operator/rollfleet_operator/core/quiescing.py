@@ -75,7 +75,7 @@ def _awaited(update: Update) -> bool:
     """Whether an engine that does not answer now may still hold what it staged."""
     return any(
         engine.answering is None
-        and not engine.stopped
+        and not (engine.stopped or engine.pod.vanished)
         and (engine.state is None or staged(engine.state, update.epoch, update.version) is not None)
         for engine in update.world.engines
     )

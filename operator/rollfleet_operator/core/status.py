@@ -60,6 +60,7 @@ def fleet_status(findings: Findings, work: Work) -> RolloutEngineStatus:
             "epoch": record.epoch,
             "committed": record.committed,
             "last_finished": record.last_finished,
+            "members": record.members,
             "ca_bundle": findings.ca_bundle,
             "conditions": merge(old.conditions, claims, fleet.metadata.generation, work.now),
         }
@@ -74,7 +75,8 @@ def _everybody_was_asked(world: World) -> bool:
 
 def _with_counts(findings: Findings, status: RolloutEngineStatus, work: Work) -> RolloutEngineStatus:
     old = findings.world.fleet.status
-    present = [note.engine for note in findings.notes if not note.engine.pod.deleting and not note.engine.ended]
+    engines = [note.engine for note in findings.notes]
+    present = [each for each in engines if not (each.pod.deleting or each.pod.vanished or each.ended)]
     counted = status.model_copy(
         update={
             "replicas": len(present),

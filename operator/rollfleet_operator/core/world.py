@@ -1,8 +1,8 @@
 """What a pass sees, put together: each pod with its guard, and what can be said for certain about both.
 
-Two questions matter most. May this engine be open? Only the API server's word that no process runs, or the guard's
-own word under the epoch that counts, answers no. Which epoch counts? The highest that anybody names, leaving out
-absurd ones.
+Two questions matter most. May this engine be open? Only the API server's word that no process runs, a person's that
+its node is switched off, or the guard's own under the epoch that counts, answers no. Which epoch counts? The highest
+that anybody names, leaving out absurd ones.
 """
 
 import re
@@ -12,12 +12,11 @@ from enum import StrEnum
 from functools import cached_property
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
-from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView, Settings
+from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView, Settings
 from rollfleet_operator.core.policies import MAX_EPOCH, MAX_EPOCH_JUMP
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, Operation, OperationStatus, WeightsState
 
-ENDED_PHASES = ("Succeeded", "Failed")
 POD_NAME = re.compile(r"(?P<fleet>.+)-(?P<ordinal>[0-9]{1,9})-0-[a-z0-9]+")
 # Guards reopen by themselves only what was open, on untouched verified weights (closed reason Updating).
 NEVER_REOPENS = tuple(
@@ -44,6 +43,7 @@ class Engine:
     guard: GuardView | None
     ordinal: int
     quarantined: bool = False
+    node: NodeView | None = None  # None: nobody looked, or nothing hangs on it
 
     @property
     def name(self) -> str:
@@ -67,14 +67,20 @@ class Engine:
 
     @property
     def ended(self) -> bool:
-        """The pod is over: evicted, or its node was shut down."""
-        return self.pod.phase in ENDED_PHASES
+        """The pod is over by the kubelet's word."""
+        return self.pod.ended
+
+    @property
+    def node_off(self) -> bool:
+        """A person says, by the out-of-service taint, that the pod's node is switched off."""
+        return self.node is not None and self.node.out_of_service
 
     @property
     def stopped(self) -> bool:
-        """By the API server's word, no process runs in which a guard could ever have been opened."""
-        waiting = self.pod.container in (ContainerState.WAITING, ContainerState.TERMINATED)
-        return self.ended or waiting or self.pod.phase == "Pending" or not self.pod.started
+        """By the API server's or a person's word, no process runs in which a guard could ever have been opened."""
+        if self.pod.vanished:
+            return False  # core.vanished says when it is let go
+        return self.node_off or self.pod.halted
 
     @property
     def answering(self) -> EngineState | None:
@@ -87,8 +93,9 @@ class Engine:
     def usable(self) -> EngineState | None:
         """The state of an engine that can take part: it answers, lives, stays, and follows our epochs."""
         state = self.answering
-        takes_part = state is not None and state.alive and not self.pod.deleting and not self.quarantined
-        return state if takes_part else None
+        if state is None or not state.alive or self.quarantined:
+            return None
+        return None if self.pod.deleting or self.pod.vanished else state
 
     @property
     def open(self) -> bool:
@@ -113,13 +120,14 @@ class Engine:
             return Fence.HELD
         if state is None:
             # Once armed under this epoch only we open it, and nobody does before the commit.
-            return Fence.HELD if _armed(self.state, epoch) else Fence.UNKNOWN
+            held = self.state is not None and (_armed(self.state, epoch) or drained(self.state))
+            return Fence.HELD if held else Fence.UNKNOWN
         if state.gate is Gate.OPEN or state.in_flight > 0:
             return Fence.LOOSE
-        # A draining guard never opens again. That its pod is being deleted says less: the hook may not have come to it.
-        if state.closed_reason == ClosedReason.DRAINING.value:
+        # That its pod is being deleted says less than that it drains: the hook may not have come to it.
+        if drained(state):
             return Fence.HELD
-        stays_closed = state.armed or _never_reopens(state)
+        stays_closed = refuses_for_good(state)
         refuses_all = self.quarantined and state.epoch > epoch and stays_closed  # whatever we sent in our lives
         if state.epoch != epoch and not refuses_all:
             return Fence.LOOSE
@@ -136,10 +144,19 @@ def _never_reopens(state: EngineState) -> bool:
     return state.gate is Gate.CLOSED and state.closed_reason in NEVER_REOPENS
 
 
-def _armed(state: EngineState | None, epoch: int) -> bool:
-    if state is None or state.epoch != epoch:
-        return False
-    return state.armed and state.gate is Gate.CLOSED and state.in_flight == 0
+def _armed(state: EngineState, epoch: int) -> bool:
+    return state.epoch == epoch and state.armed and state.gate is Gate.CLOSED and state.in_flight == 0
+
+
+def drained(state: EngineState) -> bool:
+    """The engine is ending and answers nobody: a draining guard never opens again, and its successor is born closed."""
+    draining = state.gate is Gate.CLOSED and state.closed_reason == ClosedReason.DRAINING.value
+    return draining and state.in_flight == 0
+
+
+def refuses_for_good(state: EngineState) -> bool:
+    """Closed, and only a command of the epoch that it names, or a later one, opens it."""
+    return state.gate is Gate.CLOSED and (state.armed or _never_reopens(state))
 
 
 def holds(state: EngineState, committed: Committed | None) -> bool:
@@ -180,7 +197,7 @@ class World:
 
     @cached_property
     def _by_name(self) -> dict[str, Engine]:
-        return {engine.name: engine for engine in self.engines}
+        return {engine.name: engine for engine in self.engines if not engine.pod.vanished}
 
 
 def build_world(observed: Observed) -> World:
@@ -190,13 +207,21 @@ def build_world(observed: Observed) -> World:
         fleet.status.epoch,
         {uid: view.state.epoch for uid, view in observed.guards.items() if view.state is not None},
     )
+    taken = {pod.ip for pod in observed.pods if pod.ip and not pod.vanished}
     engines = [
-        Engine(pod, observed.guards.get(pod.uid), ordinal, pod.uid in quarantined)
+        Engine(pod, _guard(observed, pod, taken), ordinal, pod.uid in quarantined, observed.nodes.get(pod.node))
         for pod in observed.pods
         if (ordinal := _ordinal(pod, fleet.metadata.name)) is not None
     ]
     engines.sort(key=lambda engine: (engine.ordinal, engine.pod.created, engine.pod.name))
     return World(fleet, tuple(engines), observed.settings, highest)
+
+
+def _guard(observed: Observed, pod: PodView, taken: set[str]) -> GuardView | None:
+    """At the address of a pod that vanished another one may answer by now."""
+    if pod.vanished and pod.ip in taken:
+        return GuardView(None, reachable=False, last_contact=None, error="its address belongs to another engine now")
+    return observed.guards.get(pod.uid)
 
 
 def _ordinal(pod: PodView, fleet: str) -> int | None:

@@ -39,7 +39,9 @@ class Intake:
         """
         self._records.ledger.told(PODS, body, deleted=kind == "DELETED")
         uid, pods = body["metadata"]["uid"], self._records.pods
-        key = pods.doubt(uid) if kind == "DELETED" else pods.upsert(body)
+        key = pods.upsert(body)  # the last state of a pod that is gone, too: it tells whether its containers ended
+        if kind == "DELETED":
+            key = pods.doubt(uid)
         if key is not None:
             self._records.followers.hurry(key, uid)
             self._records.queue.put(key)

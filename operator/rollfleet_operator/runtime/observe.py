@@ -12,7 +12,9 @@ from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
 from rollfleet_operator.core.objects.common import owner_reference
 from rollfleet_operator.core.observed import Observed, PodView, Settings
+from rollfleet_operator.core.vanished import suspect_nodes, vanished
 from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
+from rollfleet_operator.runtime.nodes import Nodes
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import controller_of, our_labels, split_key
 from rollfleet_operator.runtime.uptime import Uptime
@@ -56,6 +58,7 @@ class Observer:
         self._records = records
         self._settings = settings
         self._uptime = uptime
+        self._nodes = Nodes(cluster)
         self._met: dict[str, None] = {}  # fleets (by uid) that this process has looked at
 
     async def read(self, key: str) -> Read:
@@ -81,7 +84,9 @@ class Observer:
         ca_bundle = await self._certificates.ensure(fleet)
         await asyncio.gather(*(self._look_at(fleet, view) for view in self._records.pods.doubtful(key)))
         pods = self._records.pods.pods(key, fleet.metadata.uid)
-        self._records.followers.ensure(key, identity_of(fleet), pods)
+        terminated = self._records.pods.terminated(member.uid for member in fleet.status.members)
+        gone = vanished(fleet, (pod.uid for pod in pods), terminated)
+        self._records.followers.ensure(key, identity_of(fleet), (*pods, *gone))
         if fleet.metadata.uid not in self._met:
             # After a restart the first thing that is said of a fleet must not be that nobody knows its engines.
             await self._records.followers.first_words(key, FIRST_WORDS_S)
@@ -94,8 +99,10 @@ class Observer:
             ca_bundle=ca_bundle,
             settings=replace(self._settings, up_since=self._uptime.since),
             children=dict(self._records.children.hashes(key)),
+            terminated=terminated,
             rejected=self._records.rejected.get(key, ""),
         )
+        observed = replace(observed, nodes=await self._nodes.look(suspect_nodes(observed)))
         return Seen(observed, read.fleet, read.weight_versions)
 
     async def _look_at(self, fleet: RolloutEngine, view: PodView) -> None:

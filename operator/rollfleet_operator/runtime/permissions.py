@@ -11,6 +11,7 @@ from rollfleet_operator.ports import (
     ACCESS_REVIEWS,
     DEPLOYMENTS,
     EVENTS,
+    NODES,
     PODS,
     ROLE_BINDINGS,
     ROLES,
@@ -45,6 +46,8 @@ class Need:
     name: str = ""
 
 
+# In the cluster: a node's word may fence an engine that does not answer.
+NEEDED_IN_CLUSTER = (Need(NODES, ("get",)),)
 # In every namespace with fleets.
 NEEDED = (
     Need(ROLLOUT_ENGINES, WATCHED),
@@ -83,7 +86,10 @@ async def missing_permissions(
 ) -> list[str]:
     """What RBAC does not grant, one line each."""
     slots = asyncio.Semaphore(MAX_REVIEWS)
-    asked = [(namespace, need, verb) for namespace in namespaces for need in NEEDED for verb in need.verbs]
+    asked: list[tuple[str | None, Need, str]] = [
+        (None, need, verb) for need in NEEDED_IN_CLUSTER for verb in need.verbs
+    ]
+    asked += [(namespace, need, verb) for namespace in namespaces for need in NEEDED for verb in need.verbs]
     asked += [(home, need, verb) for need in needed_at_home(service_account) for verb in need.verbs]
 
     async def one(namespace: str | None, need: Need, verb: str) -> str | None:

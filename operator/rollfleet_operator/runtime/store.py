@@ -72,7 +72,8 @@ class PodStore:
     def __init__(self) -> None:
         self._pods: dict[str, _Kept] = {}
         self._by_key: dict[str, set[str]] = {}
-        self._gone: OrderedDict[str, None] = OrderedDict()  # uids: a late answer must not bring a pod back
+        # By uid, whether its containers had ended, as far as it was told. A late answer must not bring a pod back.
+        self._gone: OrderedDict[str, bool] = OrderedDict()
 
     def upsert(self, pod: Manifest) -> str | None:
         """Take a newer version of a pod. The fleet's key where that changed what decisions see, else None."""
@@ -105,16 +106,20 @@ class PodStore:
 
     def remove(self, uid: str) -> str | None:
         """The pod is gone. The fleet's key where it was known."""
-        self._gone[uid] = None
+        known = self._pods.pop(uid, None)
+        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.view.halted)
         if len(self._gone) > MAX_TOMBSTONES:
             self._gone.popitem(last=False)
-        known = self._pods.pop(uid, None)
         if known is None:
             return None
         self._by_key[known.key].discard(uid)
         if not self._by_key[known.key]:
             del self._by_key[known.key]
         return known.key
+
+    def terminated(self, uids: Iterable[str]) -> frozenset[str]:
+        """Those of these pods that are gone and whose containers had ended by the kubelet's word."""
+        return frozenset(uid for uid in uids if self._gone.get(uid, False))
 
     def pods(self, key: str, owner_uid: str) -> tuple[PodView, ...]:
         """The fleet's pods in a stable order; not those of a deleted fleet of the same name."""

@@ -61,7 +61,18 @@ STATES: dict[str, tuple[dict[str, Any], GuardView | None, str, str]] = {
         "Broken",
         "restarted 4 times, exit code 78: CrashLoopBackOff",
     ),
-    "evicted": ({"phase": "Failed", "message": "Evicted"}, None, "Broken", "the pod is Failed: Evicted"),
+    "evicted": (
+        {"phase": "Failed", "container": ContainerState.TERMINATED, "message": "Evicted"},
+        None,
+        "Broken",
+        "the pod is Failed: Evicted",
+    ),
+    "deleted, and nobody says that it ended": (
+        {"deleting": True, "deleted_by": NOW},
+        SILENT,
+        "Unfenced",
+        "kubectl taint nodes node-1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
+    ),
     "going": ({"deleting": True}, SILENT, "Terminating", ""),
     "silent": ({}, make_guard(make_state(), reachable=False, error="timed out"), "Unreachable", "timed out"),
     "dead core": ({}, make_guard(DEAD), "Broken", "dead"),
@@ -94,7 +105,10 @@ def test_c06_an_engine_that_is_not_up_in_time_is_told_when_the_time_is_over() ->
 
 
 def test_ten_details_at_most_the_worst_first() -> None:
-    pods = (*(make_pod(i, started=False) for i in range(20)), make_pod(20, phase="Failed"))
+    pods = (
+        *(make_pod(i, started=False) for i in range(20)),
+        make_pod(20, phase="Failed", container=ContainerState.TERMINATED),
+    )
     told = status(plan(make_observed(fleet(replicas=21), pods=pods, guards={}), NOW)).engines
     assert len(told.details) == 10
     assert told.details[0].state == "Broken"

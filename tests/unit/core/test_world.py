@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.core.observed import ContainerState, GuardView
+from rollfleet_operator.core.observed import ContainerState, GuardView, NodeView
 from rollfleet_operator.core.world import Engine, Fence, build_world, holds, judge_epochs
 from rollfleet_protocol.state import Gate, WeightsState
 from tests.support.builders import (
@@ -51,7 +51,9 @@ FENCES: dict[str, tuple[dict[str, Any], GuardView | None, Fence]] = {
     "container waiting": ({"container": ContainerState.WAITING}, gone(), Fence.HELD),
     "container never up": ({"started": False}, gone(), Fence.HELD),
     "not scheduled": ({"phase": "Pending", "container": ContainerState.UNKNOWN}, None, Fence.HELD),
-    "evicted": ({"phase": "Failed"}, gone(), Fence.HELD),
+    "evicted": ({"phase": "Failed", "container": ContainerState.TERMINATED}, gone(), Fence.HELD),
+    "never taken by the kubelet": ({"phase": "Failed", "container": ContainerState.UNKNOWN}, gone(), Fence.HELD),
+    "called Failed by the control plane, since its node is gone": ({"phase": "Failed"}, gone(), Fence.UNKNOWN),
     "terminated by an old word, open by its own": (
         {"container": ContainerState.TERMINATED},
         make_guard(make_state(epoch=EPOCH)),
@@ -71,7 +73,27 @@ FENCES: dict[str, tuple[dict[str, Any], GuardView | None, Fence]] = {
     ),
     "being deleted, its hook not run": ({"deleting": True}, make_guard(make_state(open=False, epoch=1)), Fence.LOOSE),
     "being deleted, silent": ({"deleting": True}, gone(), Fence.UNKNOWN),
+    "silent since it drained": ({}, gone(make_state(open=False, closed_reason="Draining")), Fence.HELD),
+    "silent since it drained all but one": (
+        {},
+        gone(make_state(open=False, closed_reason="Draining", in_flight=1)),
+        Fence.UNKNOWN,
+    ),
 }
+
+
+OFF: dict[str, tuple[GuardView | None, Fence]] = {
+    "silent": (gone(), Fence.HELD),
+    "unknown to us": (None, Fence.HELD),
+    "open by its own word": (make_guard(make_state(epoch=EPOCH)), Fence.LOOSE),
+}
+
+
+@pytest.mark.parametrize("case", OFF)
+def test_a_node_that_a_person_calls_switched_off_holds_no_engine_that_answers(case: str) -> None:
+    guard, expected = OFF[case]
+    node = NodeView("node-1", out_of_service=True)
+    assert Engine(make_pod(deleting=True), guard, 0, node=node).fence(EPOCH) is expected
 
 
 @pytest.mark.parametrize("case", FENCES)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from rollfleet_operator.clients.errors import NotFound
 from rollfleet_operator.ports import Manifest, Resource
-from rollfleet_operator.runtime.permissions import NEEDED, SERVED, missing_kinds, missing_permissions
+from rollfleet_operator.runtime.permissions import NEEDED, NEEDED_IN_CLUSTER, SERVED, missing_kinds, missing_permissions
 from tests.support.cluster import MemoryCluster
 
 
@@ -48,7 +48,7 @@ async def test_all_namespaces_are_asked_for_as_such() -> None:
     assert await missing_permissions(judge, (None,), "rollfleet", "operator") == [
         "update rolloutengines/status (group rollfleet.io) in all namespaces"
     ]
-    in_fleets = sum(len(need.verbs) for need in NEEDED)
+    in_fleets = sum(len(need.verbs) for need in (*NEEDED, *NEEDED_IN_CLUSTER))
     assert [review.get("namespace") for review in judge.asked].count(None) == in_fleets
 
 

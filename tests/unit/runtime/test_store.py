@@ -41,6 +41,33 @@ def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
     assert store.keys() == set()
 
 
+RUNS = {"state": {"running": {}}, "started": True}
+ENDED = {"state": {"terminated": {"exitCode": 0}}}
+BACKS_OFF = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False}
+
+
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [
+        ({"container": RUNS}, False),
+        ({"container": RUNS, "phase": "Failed"}, False),
+        ({"container": ENDED}, True),
+        ({"container": BACKS_OFF}, True),
+        ({"phase": "Pending", "containerStatuses": []}, True),
+    ],
+    ids=["runs", "runs, called failed by the control plane", "ended", "backs off", "never began"],
+)
+def test_of_a_pod_that_is_gone_it_is_known_whether_its_containers_had_ended(
+    status: dict[str, Any], ended: bool
+) -> None:
+    store = PodStore()
+    store.upsert(make_pod(revision=1, **status))
+    assert store.terminated(["p-1"]) == frozenset()
+    store.remove("p-1")
+    store.remove("p-1")
+    assert store.terminated(["p-1", "p-2"]) == (frozenset({"p-1"}) if ended else frozenset())
+
+
 def test_a_pod_that_a_watch_lost_sight_of_stays_until_it_was_looked_at() -> None:
     store = PodStore()
     store.upsert(make_pod(revision=1))
