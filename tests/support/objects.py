@@ -66,10 +66,12 @@ def full_fleet_status() -> RolloutEngineStatus:
                 ip="198.51.100.7",
                 node="node-1",
                 grace_seconds=90,
+                restarts=3,
                 vanished_since=THEN,
                 vanished_epoch=8,
             ),
         ),
+        proven_template="0a1b2c3d4e5f6789",
         conditions=(full_condition("Accepted"), full_condition("Available")),
     )
 

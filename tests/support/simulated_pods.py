@@ -4,7 +4,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from rollfleet_operator.core.observed import ContainerState, PodView
@@ -12,6 +12,7 @@ from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.simulated_engine import EngineProcess, Store, Temper
 
 NODE = "node-1"
+DOWN: dict[str, Any] = {"started": False, "ready": False, "ready_since": None}
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Kubelet(ABC):
     store: Store
     load_s: float
     temper: Callable[[], Temper]
+    doom: Callable[[PodView], int | None]  # exit code of an engine that can't start now
     pods: dict[str, SimulatedPod]
     ghosts: dict[str, SimulatedPod]  # run on, and the API server does not know them any more
     terminated: set[str]  # uids of pods that went when the kubelet had said that their containers ended
@@ -84,7 +86,11 @@ class Kubelet(ABC):
 
     def _come_up(self, uid: str) -> None:
         pod = self.pods.get(uid)
-        if pod is None or pod.view.deleting or pod.process is not None:
+        if pod is None or pod.view.deleting or pod.view.stopped or pod.process is not None:
+            return
+        code = self.doom(pod.view)
+        if code is not None:
+            self._fail(uid, code)
             return
         pod.incarnations += 1
         pod.process = EngineProcess(f"{uid}/{pod.incarnations}", self.store, pod.temper, self.rng)
@@ -94,7 +100,21 @@ class Kubelet(ABC):
     def _confirm(self, uid: str, incarnation: int) -> None:
         pod = self.pods.get(uid)
         if pod is not None and pod.process is not None and pod.incarnations == incarnation:
-            self.change(uid, started=True, ready=True)
+            self.change(uid, started=True, ready=True, ready_since=self.now)
+
+    def _fail(self, uid: str, code: int) -> None:
+        """It ended before it was up; the kubelet backs off: 10, 20, 40 ... 300 s."""
+        container, restarts = ContainerState.WAITING, self.pods[uid].view.restarts
+        words = f"CrashLoopBackOff; Error: why it ended with {code}"
+        began = self.now - timedelta(seconds=self.load_s)
+        self.change(uid, container=container, exit_code=code, message=words, failed_from=began, **DOWN)
+        self.later(min(10.0 * 2.0 ** min(restarts, 10), 300.0), lambda: self._try_again(uid))
+
+    def _try_again(self, uid: str) -> None:
+        if uid in self.pods and not self.pods[uid].view.stopped:
+            restarts = self.pods[uid].view.restarts + 1
+            self.change(uid, container=ContainerState.RUNNING, restarts=restarts)
+            self.later(self.load_s, lambda: self._come_up(uid))
 
     def crash(self, uid: str) -> None:
         """The engine's process dies; the kubelet starts the container again."""
@@ -107,8 +127,14 @@ class Kubelet(ABC):
     def _restart_container(self, uid: str) -> None:
         if uid in self.pods and self.pods[uid].process is None:
             restarts = self.pods[uid].view.restarts + 1
-            self.change(uid, started=False, ready=False, restarts=restarts, exit_code=1)
+            self.change(uid, restarts=restarts, exit_code=1, **DOWN)
             self.later(self.load_s, lambda: self._come_up(uid))
+
+    def stop_pod(self, uid: str, why: str) -> None:
+        """Its deadline is over: the kubelet ends it, and the object stays."""
+        if uid in self.pods:
+            self.pods[uid].process = None
+            self.change(uid, stopped=why, phase="Failed", container=ContainerState.TERMINATED, **DOWN)
 
     def delete_pod(self, uid: str, hook_after_s: float = 0.0) -> None:
         """It drains and goes, as soon as the kubelet comes to its hook."""

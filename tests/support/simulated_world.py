@@ -21,8 +21,9 @@ from rollfleet_operator.core.actions import (
     Event,
     GuardCall,
     LabelPod,
+    StopPod,
 )
-from rollfleet_operator.core.observed import GuardView, NodeView, Observed
+from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView
 from rollfleet_operator.core.plan import plan
 from rollfleet_protocol.commands import Cancel, Command, Open, Transfer
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus, WeightsState
@@ -64,6 +65,7 @@ class World(Kubelet):
         self.store = Store()
         self.faults = Faults()
         self.temper: Callable[[], Temper] = Temper
+        self.doom: Callable[[PodView], int | None] = lambda _: None
         self.load_s = load_s
         self.children: dict[str, str] = {}
         self.settings = make_settings(up_since=NOW)
@@ -286,6 +288,8 @@ class World(Kubelet):
             self.create_pod(action.manifest)
         elif isinstance(action, DeletePod):
             self.delete_pod(action.uid)
+        elif isinstance(action, StopPod):
+            self.stop_pod(action.uid, action.why)
         elif isinstance(action, LabelPod):
             self.change(action.uid, serving_label=action.serving)
         elif isinstance(action, ApplyObject):

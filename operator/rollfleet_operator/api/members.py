@@ -22,6 +22,8 @@ class Member(ApiModel):
     """Where its containers run."""
     grace_seconds: int = 30
     """The pod's terminationGracePeriodSeconds."""
+    restarts: int = 0
+    """How often its container had been restarted when it served last."""
     vanished_since: datetime | None = None
     """Since when the API server has no such pod, without anybody's word that its containers ended."""
     vanished_epoch: int = 0

@@ -18,6 +18,7 @@ LABEL_SERVING = f"{GROUP}/serving"  # "true" on members of the serving set: what
 LABEL_COMPONENT = f"{GROUP}/component"  # engine | router
 LABEL_OPERATOR = f"{GROUP}/operator"  # on a RolloutEngine: the one operator that serves it, where there are several
 ANNOTATION_FENCED = f"{GROUP}/fenced"  # on a RolloutEngine: uids of vanished pods that a person says do not run
+ANNOTATION_STOPPED = f"{GROUP}/stopped"  # on a pod: why the operator has stopped it; it stays for diagnosis
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
 
 MAX_MESSAGE = 1024  # characters of a condition's message

@@ -169,6 +169,15 @@ class Startup(ApiModel):
 
     timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
     """Seconds from the container's start until its engine must be alive."""
+    restart_budget: Annotated[int, Field(ge=0, le=1000)] = 5
+    """How often an engine may be restarted without serving in between; then its pod is stopped, and kept to be read."""
+
+
+class UpdateStrategy(ApiModel):
+    """How pods are replaced when image, arguments or other parts of their template change."""
+
+    max_unavailable: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Engines that may be out of service at once while pods are replaced, those that do not serve anyway among them."""
 
 
 class PullPolicy(StrEnum):
@@ -230,6 +239,8 @@ class RolloutEngineSpec(
     """vllm-router in front of the fleet."""
     startup: Startup = Startup()
     """Limits on the start of an engine."""
+    update_strategy: UpdateStrategy = UpdateStrategy()
+    """How pods are replaced when their template changes: never in the middle of an update of the weights."""
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
     """Seconds that a stopping engine waits for requests in flight."""
 
@@ -327,6 +338,8 @@ class RolloutEngineStatus(ApiModel):
     """Engines by state."""
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_MEMBERS)] = ()
     """Pods that may answer clients, whether the API server still has them or not."""
+    proven_template: str = ""
+    """Hash of the newest pod template of which an engine has served."""
     conditions: Conditions = ()
     """Accepted, Available, Progressing, WeightsCurrent, Degraded."""
 

@@ -3,13 +3,14 @@
 from datetime import datetime
 from typing import Any
 
-from rollfleet_operator.api.meta import ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL_SERVING
+from rollfleet_operator.api.meta import ANNOTATION_STOPPED, ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL_SERVING
 from rollfleet_operator.clients.errors import clipped
 from rollfleet_operator.core.observed import ContainerState, PodView
 from rollfleet_operator.ports import Manifest
 from rollfleet_protocol.termination import summary
 
 ENGINE_CONTAINER = "engine"
+UNSCHEDULABLE = "Unschedulable"  # v1.PodReasonUnschedulable
 DEFAULT_GRACE_S = 30  # Kubernetes' own
 NO_ORDINAL = -1  # of a pod whose label was tampered with
 MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
@@ -24,6 +25,8 @@ def pod_view(pod: Manifest) -> PodView:
     # What the kubelet waits for says nothing of the cause: the engine's own last words stand beside it.
     message = "; ".join(text for text in (_words(_waiting(container)), _last_words(last)) if text)
     scheduled = _condition(status, "PodScheduled")
+    ready = _condition(status, "Ready")
+    is_ready = ready.get("status") == "True"
     unschedulable = scheduled.get("status") == "False"
     return PodView(
         name=metadata["name"],
@@ -37,15 +40,28 @@ def pod_view(pod: Manifest) -> PodView:
         node=(pod.get("spec") or {}).get("nodeName", ""),
         deleting="deletionTimestamp" in metadata,
         deleted_by=_time(metadata.get("deletionTimestamp")),
-        ready=_condition(status, "Ready").get("status") == "True",
+        ready=is_ready,
+        ready_since=_time(ready.get("lastTransitionTime")) if is_ready else None,
+        failed_from=_time(last.get("startedAt")),
         container=state,
         container_id=container.get("containerID", ""),
         restarts=container.get("restartCount", 0),
         exit_code=last.get("exitCode"),
-        message=clipped(_words(scheduled) if unschedulable else message or status.get("message", "")),
+        message=clipped(_schedulers_words(scheduled) if unschedulable else message or status.get("message", "")),
         unschedulable=unschedulable,
         started=container.get("started") is not False,
+        running_since=_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
+        stopped=(metadata.get("annotations") or {}).get(ANNOTATION_STOPPED, ""),
         grace_s=(pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S,
+    )
+
+
+def _schedulers_words(condition: Manifest) -> str:
+    """Without the reason, where it only says again that there is no place."""
+    return (
+        condition["message"]
+        if condition.get("reason") == UNSCHEDULABLE and condition.get("message")
+        else _words(condition)
     )
 
 

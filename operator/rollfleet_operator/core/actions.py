@@ -43,6 +43,15 @@ class DeletePod:
 
 
 @dataclass(frozen=True)
+class StopPod:
+    """Let exactly this pod run no more, and keep it for diagnosis."""
+
+    name: str
+    uid: str
+    why: str
+
+
+@dataclass(frozen=True)
 class LabelPod:
     """Set or remove the serving label."""
 
@@ -86,7 +95,7 @@ class Event:
     message: str
 
 
-Action = ApplyObject | DeleteObject | CreatePod | DeletePod | LabelPod | GuardCall
+Action = ApplyObject | DeleteObject | CreatePod | DeletePod | StopPod | LabelPod | GuardCall
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What each engine is doing, in one word and in its own text."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -26,6 +26,9 @@ WAITING_IS_BROKEN = (  # the kubelet's waiting reasons that do not pass by thems
     "CreateContainerError",
     "RunContainerError",
 )
+
+
+SPARED = "; it is not stopped, since no engine of this template is up: a cause that all share may pass by itself"
 
 
 class Doing(StrEnum):
@@ -65,11 +68,13 @@ class Scene:
     stuck: dict[str, Joiner]
     under_way: bool  # an update runs, from Preparing to the commit
     targets: frozenset[str]  # pods of that update
+    spared: frozenset[str] = frozenset()  # pods that would be stopped if an engine of their template were up
 
 
 def describe(scene: Scene, work: Work) -> tuple[EngineNote, ...]:
     """All engines, in the order of their ordinals."""
-    return tuple(_describe(scene, engine, work) for engine in scene.world.engines)
+    notes = [_describe(scene, engine, work) for engine in scene.world.engines]
+    return tuple(replace(note, text=note.text + SPARED) if note.engine.name in scene.spared else note for note in notes)
 
 
 def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: PLR0911 - one answer per case
@@ -78,8 +83,8 @@ def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: 
         return EngineNote(engine, Doing.UNFENCED, unfenced_text(engine, scene.world.fleet))
     if pod.deleting:
         return EngineNote(engine, Doing.TERMINATING)
-    if engine.ended:
-        return EngineNote(engine, Doing.BROKEN, f"the pod is {pod.phase}: {pod.message}".rstrip(": "))
+    if pod.stopped or engine.ended:
+        return EngineNote(engine, Doing.BROKEN, pod.stopped or f"the pod is {pod.phase}: {pod.message}".rstrip(": "))
     if pod.unschedulable:
         return EngineNote(engine, Doing.UNSCHEDULABLE, pod.message)
     if engine.quarantined and engine.state is not None:

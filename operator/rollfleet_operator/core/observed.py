@@ -46,6 +46,10 @@ class PodView:
     started: bool = (
         True  # False: the kubelet says that this container never passed its startup probe, so no guard opened
     )
+    running_since: datetime | None = None  # since when its container runs; None where it does not
+    ready_since: datetime | None = None  # since when it has been Ready; None where it is not
+    failed_from: datetime | None = None  # when the run began that ended last
+    stopped: str = ""  # why the operator has stopped it, for good
     grace_s: int = 30  # terminationGracePeriodSeconds
     vanished_since: datetime | None = None  # the API server has no such pod any more; see core.vanished
     vanished_epoch: int = 0

@@ -29,6 +29,7 @@ from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_operator.core.plan_engine import PodAction, Template, plan_labels, plan_pods
 from rollfleet_operator.core.plan_weights import UpdatePlan, plan_weights
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.restarts import is_spared
 from rollfleet_operator.core.status import Findings, fleet_status
 from rollfleet_operator.core.vanished import only_to_members, remember, with_vanished
 from rollfleet_operator.core.weight_status import Subject, weight_status
@@ -52,10 +53,12 @@ def plan(observed: Observed, now: datetime) -> Decision:
     if update.record != before:
         work.calls.clear()
         work.wake(now)
-    update = replace(update, record=remember(world, update.record, work))
+    made_from = template_hash(observed.fleet, observed.settings)
+    update = replace(update, record=remember(world, update.record, made_from, work))
     only_to_members(update.record, work)
     verdict = judge_fleet(fleet, observed.settings)
-    pods = _plan_pods(observed, world, update, first=commit.first) if verdict.accepted else ()
+    template = Template(made_from, partial(build_pod, observed.fleet, observed.settings))
+    pods = _plan_pods(world, template, update, first=commit.first) if verdict.accepted else ()
     findings = Findings(
         world=world,
         record=update.record,
@@ -109,13 +112,9 @@ def _catch_up(
     return catch_up
 
 
-def _plan_pods(observed: Observed, world: World, update: UpdatePlan, *, first: bool) -> tuple[PodAction, ...]:
+def _plan_pods(world: World, template: Template, update: UpdatePlan, *, first: bool) -> tuple[PodAction, ...]:
     """From Quiescing to Opening pods stay as they are."""
-    if update.closed:
-        return ()
-    build = partial(build_pod, observed.fleet, observed.settings)
-    template = Template(template_hash(observed.fleet, observed.settings), build)
-    return plan_pods(world, template, update.record.committed, first=first)
+    return () if update.closed else plan_pods(world, template, update.record, first=first)
 
 
 def _scene(world: World, update: UpdatePlan, stuck: dict[str, Joiner]) -> Scene:
@@ -126,6 +125,7 @@ def _scene(world: World, update: UpdatePlan, stuck: dict[str, Joiner]) -> Scene:
         stuck=stuck,
         under_way=update.under_way,
         targets=frozenset(target.name for target in targets),
+        spared=frozenset(engine.name for engine in world.engines if is_spared(world, update.record, engine)),
     )
 
 

@@ -4,8 +4,9 @@ From Quiescing to the end of Opening nothing is created, replaced or removed. Ot
 - A pod that is over (evicted), being deleted, or gone with its node is replaced under another name: the name is a
   function of the fleet, the ordinal, the template and the uids of the pods that the ordinal still has, so that a
   repeated create is harmless.
-- An outdated pod that certainly serves nobody is replaced at once; one that may serve only while every other engine
-  serves.
+- An outdated pod that certainly serves nobody is replaced at once; one that may serve only as long as no more than
+  updateStrategy.maxUnavailable engines do not serve, itself among them.
+- A pod that was stopped (see core.restarts) keeps its place until the template changes or somebody deletes it.
 - An outdated pod whose guard obeys another operator (our ServiceAccount was made anew) tells us nothing and can't be
   cured: such pods go one by one, each while every pod that is not like it serves.
 - Scaling down removes the highest ordinals first; they drain by themselves.
@@ -18,15 +19,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollfleet_operator.api.rolloutengine import Committed
-from rollfleet_operator.core.actions import CreatePod, DeletePod, LabelPod
+from rollfleet_operator.core.actions import CreatePod, DeletePod, LabelPod, StopPod
 from rollfleet_operator.core.observed import ENDED_PHASES
+from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.restarts import plan_stops
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import Gate
 
 SUFFIX = 6  # characters
 
-PodAction = CreatePod | DeletePod
+PodAction = CreatePod | DeletePod | StopPod
 BuildPod = Callable[[int, str], dict[str, Any]]  # (ordinal, name) -> manifest
 
 
@@ -46,9 +49,9 @@ def pod_name(world: World, ordinal: int, template_hash: str, present: list[Engin
     return f"{world.fleet.metadata.name}-{ordinal}-0-{digest[:SUFFIX]}"
 
 
-def plan_pods(world: World, template: Template, committed: Committed | None, *, first: bool) -> tuple[PodAction, ...]:
-    """Creates and deletes of this pass. `first`: the fleet has not verified its first version yet."""
-    replicas = world.fleet.spec.replicas
+def plan_pods(world: World, template: Template, record: Record, *, first: bool) -> tuple[PodAction, ...]:
+    """Creates, deletes and stops of this pass. `first`: the fleet has not verified its first version yet."""
+    replicas, committed = world.fleet.spec.replicas, record.committed
     by_ordinal: dict[int, list[Engine]] = {}
     for engine in world.engines:
         by_ordinal.setdefault(engine.ordinal, []).append(engine)
@@ -60,7 +63,9 @@ def plan_pods(world: World, template: Template, committed: Committed | None, *, 
     ]
     for ordinal in range(replicas):
         actions += _plan_ordinal(world, ordinal, by_ordinal.get(ordinal, []), template, committed)
-    return tuple(actions) + _replace_one(world, by_ordinal, template, committed, first=first)
+    actions += _replace(world, by_ordinal, template, committed, first=first)
+    going = {action.uid for action in actions if isinstance(action, DeletePod)}
+    return (*actions, *(stop for stop in plan_stops(world, record) if stop.uid not in going))
 
 
 def _delete(engine: Engine, why: str) -> DeletePod:
@@ -75,19 +80,26 @@ def _live(engines: list[Engine]) -> list[Engine]:
     ]
 
 
+def _keeps_place(engine: Engine, template: Template) -> bool:
+    """Stopped, and another pod of the same template would end alike."""
+    return bool(engine.pod.stopped) and engine.pod.template_hash == template.hash and not engine.pod.deleting
+
+
 def _plan_ordinal(
     world: World, ordinal: int, engines: list[Engine], template: Template, committed: Committed | None
 ) -> list[PodAction]:
     actions: list[PodAction] = [
         _delete(engine, f"the pod is {engine.pod.phase}: {engine.pod.message}".rstrip(": "))
         for engine in engines
-        if engine.pod.phase in ENDED_PHASES and not engine.pod.deleting
+        if engine.pod.phase in ENDED_PHASES and not engine.pod.deleting and not _keeps_place(engine, template)
     ]
     live = _live(engines)
     kept = max(live, key=lambda engine: _worth(engine, template, committed), default=None)
     actions += [
         _delete(engine, f"{kept.name} has its place") for engine in live if kept is not None and engine is not kept
     ]
+    if kept is None and any(_keeps_place(engine, template) for engine in engines):
+        return actions
     if kept is None:
         name = pod_name(world, ordinal, template.hash, engines)
         actions.append(CreatePod(template.build(ordinal, name)))
@@ -109,22 +121,27 @@ def _certainly_serves_nobody(engine: Engine) -> bool:
     return engine.stopped
 
 
-def _replace_one(
+def _replace(
     world: World, by_ordinal: dict[int, list[Engine]], template: Template, committed: Committed | None, *, first: bool
 ) -> tuple[PodAction, ...]:
     live = {ordinal: _live(by_ordinal.get(ordinal, [])) for ordinal in range(world.fleet.spec.replicas)}
-    if not all(len(engines) == 1 for engines in live.values()):
+    if any(len(engines) > 1 for engines in live.values()):
         return ()
-    engines = [each[0] for each in live.values()]
+    engines = [each[0] for each in live.values() if each]
     outdated = [engine for engine in engines if engine.pod.template_hash != template.hash]
     disowned = [engine for engine in outdated if engine.disowned]
-    if disowned:
+    if disowned and len(engines) == len(live):
         return _replace_disowned(engines, disowned, committed, first=first)
-    if not outdated or any(not engine.serves(committed) for engine in engines if engine is not outdated[-1]):
-        return ()
-    if _certainly_serves_nobody(outdated[-1]):
-        return ()  # done already
-    return (_delete(outdated[-1], "the template changed"),)
+    serving = {engine.name for engine in engines if engine.serves(committed)}
+    out = world.fleet.spec.replicas - len(serving)
+    chosen: list[DeletePod] = []
+    for engine in reversed(outdated):
+        out += engine.name in serving
+        if out > world.fleet.spec.update_strategy.max_unavailable:
+            break
+        if not _certainly_serves_nobody(engine):  # else it is replaced already
+            chosen.append(_delete(engine, "the template changed"))
+    return tuple(chosen)
 
 
 def _replace_disowned(

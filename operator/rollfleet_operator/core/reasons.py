@@ -34,6 +34,8 @@ class Reason(StrEnum):
     APPLY_FAILED = "ApplyFailed", "The API server does not take what the fleet needs."
     COMMIT_UNKNOWN = "CommitUnknown", "The record of the committed version is lost and no open engine tells it."
     BROKEN = "Broken", "No engine can serve."
+    RESTART_BUDGET_SPENT = "RestartBudgetSpent", "An engine failed more often than spec.startup.restartBudget allows."
+    CANNOT_START = "CannotStart", "An engine says that no restart cures what keeps it from starting (exit code 78)."
     STEADY = "Steady", "Nothing is changing."
     REPLACING = "Replacing", "Pods are being created, replaced or removed."
     ALL_WELL = "AllWell", "Every engine serves."

@@ -10,15 +10,17 @@ from rollfleet_operator.api.rolloutengine import Committed, LastFinished, Rollou
 class Record:
     """The fleet's memory. A pass that changes it gives no commands: the write is the fence.
 
-    Members are no part of that: they are written by the very pass that opens them, before it does.
+    Members and the proven template are no part of that: the pass that writes them goes on, since the write comes first.
     """
 
     epoch: int
     committed: Committed | None
     last_finished: LastFinished | None
     members: tuple[Member, ...] = ()  # who may be open
+    proven_template: str = ""
 
     @classmethod
     def of(cls, fleet: RolloutEngine) -> "Record":
         """As the status carries it."""
-        return cls(fleet.status.epoch, fleet.status.committed, fleet.status.last_finished, fleet.status.members)
+        status = fleet.status
+        return cls(status.epoch, status.committed, status.last_finished, status.members, status.proven_template)

@@ -61,6 +61,7 @@ def fleet_status(findings: Findings, work: Work) -> RolloutEngineStatus:
             "committed": record.committed,
             "last_finished": record.last_finished,
             "members": record.members,
+            "proven_template": record.proven_template,
             "ca_bundle": findings.ca_bundle,
             "conditions": merge(old.conditions, claims, fleet.metadata.generation, work.now),
         }
@@ -118,7 +119,8 @@ def _claims(findings: Findings) -> tuple[Claim, ...]:
 def _available(findings: Findings) -> Claim:
     if findings.serving:
         committed = findings.record.committed
-        return claim("Available", True, Reason.SERVING, f"serves version {committed.version if committed else '?'}")
+        engines = f"{findings.serving} of {findings.world.fleet.spec.replicas} engines serve"
+        return claim("Available", True, Reason.SERVING, f"{engines} version {committed.version if committed else '?'}")
     reason, message = _why_unavailable(findings)
     return claim("Available", False, reason, message)
 
@@ -145,7 +147,10 @@ def _why_unavailable(findings: Findings) -> tuple[Reason, str]:  # noqa: PLR0911
             return reason, f"{note.engine.name}: {note.text}" if note.text else ""
     broken = next((note for note in findings.notes if note.doing in UNWELL), None)
     if broken is not None:
-        return Reason.BROKEN, f"{broken.engine.name}: {broken.text}"
+        stopped = next(
+            (r for r in (Reason.RESTART_BUDGET_SPENT, Reason.CANNOT_START) if broken.text.startswith(r)), None
+        )
+        return stopped or Reason.BROKEN, f"{broken.engine.name}: {broken.text}"
     return Reason.STARTING, ""
 
 

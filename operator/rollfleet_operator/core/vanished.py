@@ -24,6 +24,7 @@ from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.observed import Observed, PodView
 from rollfleet_operator.core.policies import KUBELET_S, LOOK_AGAIN_S
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.restarts import has_succeeded
 from rollfleet_operator.core.work import Work
 from rollfleet_operator.core.world import Engine, World, drained, refuses_for_good
 from rollfleet_protocol.commands import Open
@@ -70,9 +71,10 @@ def suspect_nodes(observed: Observed) -> set[str]:
     return (nodes | {member.node for member in members}) - {""}
 
 
-def remember(world: World, record: Record, work: Work) -> Record:
-    """The record with its members as they are now."""
+def remember(world: World, record: Record, template: str, work: Work) -> Record:
+    """The record with its members as they are now, and the template if an engine of it has served."""
     present = {engine.pod.uid: engine for engine in world.engines}
+    good = {engine.pod.uid for engine in world.engines if has_succeeded(engine, record.committed, work.now)}
     kept: list[Member] = []
     for member in record.members:
         engine = present.get(member.uid)
@@ -81,19 +83,25 @@ def remember(world: World, record: Record, work: Work) -> Record:
         if engine.pod.vanished and is_over(engine, world, work.now):
             work.note(f"{engine.name} vanished and is over")
             continue
-        kept.append(_member(engine))
+        kept.append(_member(engine, engine.pod.restarts if member.uid in good else member.restarts))
     known = {member.uid for member in kept}
-    kept += [_member(engine) for engine in world.engines if _may_be_opened(engine) and engine.pod.uid not in known]
+    new = [engine for engine in world.engines if _may_be_opened(engine) and engine.pod.uid not in known]
+    kept += [_member(engine, engine.pod.restarts if engine.pod.uid in good else 0) for engine in new]
     if any(engine.pod.vanished or _is_stuck(engine) for engine in world.engines):
         work.wake(work.now + timedelta(seconds=LOOK_AGAIN_S))
-    return replace(record, members=tuple(kept[:MAX_MEMBERS]))
+    proven = any(engine.pod.template_hash == template for engine in world.engines if engine.pod.uid in good)
+    return replace(
+        record,
+        members=tuple(kept[:MAX_MEMBERS]),
+        proven_template=template if proven else record.proven_template,
+    )
 
 
 def _may_be_opened(engine: Engine) -> bool:
     return engine.settled and not engine.ended and bool(engine.pod.ip)
 
 
-def _member(engine: Engine) -> Member:
+def _member(engine: Engine, restarts: int) -> Member:
     pod = engine.pod
     return Member(
         name=pod.name,
@@ -102,6 +110,7 @@ def _member(engine: Engine) -> Member:
         ip=pod.ip,
         node=pod.node,
         grace_seconds=pod.grace_s,
+        restarts=restarts,
         vanished_since=pod.vanished_since,
         vanished_epoch=pod.vanished_epoch,
     )

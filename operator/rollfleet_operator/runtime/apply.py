@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from rollfleet_operator.api.meta import LABEL_SERVING, ObjectMeta
+from rollfleet_operator.api.meta import ANNOTATION_STOPPED, LABEL_SERVING, ObjectMeta
 from rollfleet_operator.api.weightversion import Phase, PhaseSeconds, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
@@ -21,6 +21,7 @@ from rollfleet_operator.core.actions import (
     Event,
     GuardCall,
     LabelPod,
+    StopPod,
     WeightVersionStatusWrite,
 )
 from rollfleet_operator.ports import (
@@ -182,6 +183,8 @@ class Applier:
                 steps.append(self._create_pod(work, action))
             elif isinstance(action, DeletePod):
                 steps.append(self._delete_pod(work, action))
+            elif isinstance(action, StopPod):
+                steps.append(self._stop_pod(work, action))
             elif isinstance(action, LabelPod):
                 steps.append(self._label_pod(work, action))
         return steps
@@ -196,6 +199,13 @@ class Applier:
     async def _delete_pod(self, work: _Work, action: DeletePod) -> None:
         delete = self._cluster.delete(PODS, work.namespace, action.name, action.uid)
         await self._on_pod(work.namespace, action.name, action.uid, delete)
+
+    async def _stop_pod(self, work: _Work, action: StopPod) -> None:
+        """A deadline that is over makes the kubelet end the pod and keep its containers' states and logs."""
+        metadata = {"uid": action.uid, "annotations": {ANNOTATION_STOPPED: action.why}}
+        patch = {"metadata": metadata, "spec": {"activeDeadlineSeconds": 1}}
+        stop = self._cluster.merge_patch(PODS, work.namespace, action.name, patch)
+        await self._on_pod(work.namespace, action.name, action.uid, stop)
 
     async def _label_pod(self, work: _Work, action: LabelPod) -> None:
         labels = {LABEL_SERVING: "true" if action.serving else None}
@@ -243,7 +253,7 @@ def _with_status(manifest: Manifest, status: Manifest) -> Manifest:
     return manifest | {"metadata": metadata, "status": status}
 
 
-def summary(action: Action) -> str:
+def summary(action: Action) -> str:  # noqa: PLR0911 - one answer per case
     """An action in a few words, for the log."""
     if isinstance(action, ApplyObject):
         return f"Apply {action.manifest['kind']}/{action.manifest['metadata']['name']}"
@@ -253,6 +263,8 @@ def summary(action: Action) -> str:
         return f"CreatePod {action.manifest['metadata']['name']}"
     if isinstance(action, DeletePod):
         return f"DeletePod {action.name}: {action.why}"
+    if isinstance(action, StopPod):
+        return f"StopPod {action.name}: {action.why}"
     if isinstance(action, LabelPod):
         return f"LabelPod {action.name} serving={'true' if action.serving else 'absent'}"
     return f"{type(action.command).__name__} {action.pod} epoch={action.command.epoch}"

@@ -12,6 +12,22 @@ def test_a_running_engine() -> None:
     assert view.message == ""
 
 
+def test_times_of_the_kubelet() -> None:
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-29T12:02:00Z"}
+    last = {"terminated": {"exitCode": 1, "startedAt": "2026-11-29T12:00:30Z", "finishedAt": "2026-11-29T12:00:40Z"}}
+    running = {"state": {"running": {"startedAt": "2026-11-29T12:01:00Z"}}, "lastState": last}
+    pod = make_pod(container=running, conditions=[ready])
+    pod["spec"]["terminationGracePeriodSeconds"] = 90
+    pod["metadata"]["deletionTimestamp"] = "2026-11-29T12:03:00Z"
+    pod["metadata"]["annotations"]["rollfleet.io/stopped"] = "CannotStart: no model"
+    view = pod_view(pod)
+    times = (view.failed_from, view.running_since, view.ready_since, view.deleted_by)
+    assert [f"{time:%M:%S}" for time in times if time] == ["00:30", "01:00", "02:00", "03:00"]
+    assert (view.grace_s, view.stopped) == (90, "CannotStart: no model")
+    not_ready = pod_view(make_pod(conditions=[ready | {"status": "False"}]))
+    assert (not_ready.ready_since, not_ready.failed_from) == (None, None)
+
+
 def test_a_pod_just_made() -> None:
     pod = make_pod()
     pod["status"] = {}
@@ -28,7 +44,9 @@ def test_the_schedulers_words() -> None:
     }
     view = pod_view(make_pod(phase="Pending", podIP="", conditions=[scheduled], containerStatuses=[]))
     assert view.unschedulable
-    assert view.message == "Unschedulable: 0/1 nodes are available"
+    assert view.message == "0/1 nodes are available", "status says Unschedulable once"
+    gated = scheduled | {"reason": "SchedulingGated", "message": "waits for a quota"}
+    assert pod_view(make_pod(phase="Pending", conditions=[gated])).message == "SchedulingGated: waits for a quota"
 
 
 def test_a_restarted_engine_keeps_its_last_words() -> None:

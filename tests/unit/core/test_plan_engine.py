@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus
+from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus, UpdateStrategy
+from rollfleet_operator.api.weightversion import Phase
 from rollfleet_operator.core.actions import CreatePod, Decision, DeletePod
 from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView
 from rollfleet_operator.core.plan import plan
@@ -18,6 +19,7 @@ from tests.support.builders import (
     make_pod,
     make_state,
 )
+from tests.support.simulated_updates import bump, make_world
 from tests.support.simulated_world import World
 
 
@@ -105,6 +107,21 @@ def test_an_outdated_pod_that_serves_is_replaced_alone_and_only_while_all_others
     assert deletes(plan(observed(fleet(replicas=3), pods[0], pods[1], make_pod(2)), NOW)) == ["pod-1"]
 
 
+def test_as_many_may_be_out_of_service_as_the_strategy_allows() -> None:
+    strategy = UpdateStrategy(max_unavailable=2)
+    pods = tuple(outdated(ordinal) for ordinal in range(4))
+    given = fleet(replicas=4, update_strategy=strategy)
+    assert deletes(plan(observed(given, *pods), NOW)) == ["pod-3", "pod-2"]
+    new = make_pod(3)
+    assert deletes(plan(observed(given, *pods[:3], new, closed=("pod-3",)), NOW)) == ["pod-2"]
+    assert deletes(plan(observed(given, *pods[:3], new, closed=("pod-3",), silent=("pod-0",)), NOW)) == []
+
+
+def test_more_than_all_may_be_out_of_service_where_the_strategy_says_so() -> None:
+    given = fleet(replicas=2, update_strategy=UpdateStrategy(max_unavailable=9))
+    assert deletes(plan(observed(given, outdated(0), outdated(1)), NOW)) == ["pod-1", "pod-0"]
+
+
 def test_outdated_pods_that_certainly_serve_nobody_are_replaced_at_once() -> None:
     """A fleet with a wrong image would never get a right one otherwise."""
     stuck = {"container": ContainerState.WAITING, "message": "ImagePullBackOff", "started": False, "ready": False}
@@ -148,6 +165,21 @@ def test_a_template_change_goes_engine_by_engine() -> None:
         assert world.time < begun + 60
     world.run(5)
     assert world.all_serve(0)
+
+
+@pytest.mark.parametrize("phase", [Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING])
+def test_template_and_replicas_that_change_in_mid_update_wait_for_its_end(phase: Phase) -> None:
+    world = make_world(replicas=3)
+    bump(world, 1)
+    assert world.run(30, lambda: world.in_phase(phase))
+    changed = {"image": "registry.example/engine:2", "replicas": 4}
+    world.fleet = world.fleet.model_copy(update={"spec": world.fleet.spec.model_copy(update=changed)})
+    before = set(world.pods)
+    while world.status().phase in (Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING):
+        assert set(world.pods) == before
+        world.step()
+    assert world.ended(1)
+    assert world.run(120, lambda: before.isdisjoint(world.pods) and world.all_serve(1))
 
 
 def test_scaling_up_and_down_while_serving() -> None:
