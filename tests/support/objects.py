@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from rollfleet_operator.api.members import Member
 from rollfleet_operator.api.meta import Condition, ConditionStatus
 from rollfleet_operator.api.rolloutengine import (
+    Aftermath,
     Committed,
     EngineDetail,
     EnginesSummary,
@@ -13,6 +14,7 @@ from rollfleet_operator.api.rolloutengine import (
     RolloutEngineStatus,
 )
 from rollfleet_operator.api.weightversion import (
+    FailedAttempt,
     FailedEngine,
     HistoryEntry,
     Phase,
@@ -48,7 +50,9 @@ def full_fleet_status() -> RolloutEngineStatus:
         endpoint="http://qwen.rl.svc:8000",
         epoch=9,
         ca_bundle="LS0tLS1CRUdJTi0tLS0t",
-        committed=Committed(version=42, digest=DIGEST, checkpoint="step-42", weight_version_uid="0f3a", time=THEN),
+        committed=Committed(
+            version=42, digest=DIGEST, checkpoint="step-42", weight_version_uid="0f3a", time=THEN, excluded=("5d1f",)
+        ),
         last_finished=LastFinished(
             version=43,
             generation=5,
@@ -56,6 +60,8 @@ def full_fleet_status() -> RolloutEngineStatus:
             outcome=Outcome.FAILED,
             reason="CoverageFailed",
             message="renamed tensor",
+            aftermath=Aftermath.REOPENED,
+            retry_request="again",
         ),
         engines=EnginesSummary(counts={"Serving": 2, "CatchingUp": 1}, details=(detail,), time=THEN),
         members=(
@@ -95,7 +101,10 @@ def full_weight_version_status() -> WeightVersionStatus:
         version=42,
         committed_version=41,
         epoch=9,
-        attempt=1,
+        attempt=2,
+        prepare_attempt=1,
+        last_attempt=FailedAttempt(attempt=1, reason="TransferFailed", message="boom"),
+        retry_request="again",
         started_at=THEN,
         phase_started_at=THEN,
         paused_at=THEN,

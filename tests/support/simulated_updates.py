@@ -3,13 +3,15 @@
 from typing import Any
 
 from rollfleet_operator.api.rolloutengine import Outcome
-from rollfleet_operator.api.weightversion import Deadlines, Phase
+from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure, Phase
 from rollfleet_operator.core.conditions import find
 from tests.support.builders import make_fleet, make_weight_version
 from tests.support.simulated_world import World
 
 DEADLINES = Deadlines(prepare_seconds=60, quiesce_seconds=30, transfer_seconds=40, verify_seconds=20)
 SLACK_S = 5.0
+ROLLBACK = OnFailure(type=FailureType.ROLLBACK)
+HOLD = OnFailure(type=FailureType.HOLD)
 
 
 def make_world(replicas: int = 3, version: int = 0, **options: Any) -> World:

@@ -42,6 +42,7 @@ def _column(name: str, path: str, of: str = "string", *, wide: bool = False, abo
 
 _AGE = _column("Age", ".metadata.creationTimestamp", "date")
 _AVAILABLE = '.status.conditions[?(@.type=="Available")]'
+_ACTIVE = '.status.conditions[?(@.type=="Active")]'
 _ACCEPTED = '.status.conditions[?(@.type=="Accepted")]'
 
 ROLLOUT_ENGINE = Kind(
@@ -77,6 +78,8 @@ WEIGHT_VERSION = Kind(
         _column("Engines", ".status.engines", about="Engines that hold this version, of all."),
         _column("Paused", ".status.pausedSeconds", about="Seconds that the fleet answered nothing."),
         _AGE,
+        _column("Reason", f"{_ACTIVE}.reason", about="Reason of the condition Active."),
+        _column("Message", f"{_ACTIVE}.message", about="What it waits for, does, or failed for."),
         _column("Fleet", ".spec.engineRef.name", wide=True),
         _column("Accepted", f"{_ACCEPTED}.reason", wide=True),
     ),

@@ -258,6 +258,8 @@ class Committed(ApiModel):
     """UID of the WeightVersion that brought it."""
     time: datetime
     """When it was committed."""
+    excluded: Annotated[tuple[str, ...], Field(max_length=10)] = ()
+    """Processes of engines (incarnations) whose answer to the probe was not that of the others: they stay closed."""
 
 
 class Outcome(StrEnum):
@@ -266,6 +268,15 @@ class Outcome(StrEnum):
     ACTIVE = "Active"
     FAILED = "Failed"
     SUPERSEDED = "Superseded"
+
+
+class Aftermath(StrEnum):
+    """What becomes of the fleet after a failed update."""
+
+    REOPENED = "Reopened"
+    RESTORED = "Restored"
+    HELD = "Held"
+    LOST = "Lost"
 
 
 class LastFinished(ApiModel):
@@ -283,6 +294,11 @@ class LastFinished(ApiModel):
     """Cause in CamelCase, where it failed."""
     message: str = ""
     """Why, where it failed."""
+    aftermath: Aftermath | None = None
+    """Where it failed. Reopened: no weights were touched. Restored: touched engines load the committed version from
+    where it is stored. Held: they stay closed as they are. Lost: nobody stores it."""
+    retry_request: str = ""
+    """spec.retryRequest as it was then: another one retries a version that failed."""
 
 
 class EngineDetail(ApiModel):

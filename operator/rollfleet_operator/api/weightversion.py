@@ -11,6 +11,8 @@ from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.rules import discriminator_rule, rule, rules
 from rollfleet_operator.api.volumes import CheckpointPath
 
+DEFAULT_ATTEMPTS = 3
+
 
 class EngineRef(ApiModel):
     """The fleet, in the same namespace."""
@@ -95,6 +97,43 @@ class VerifySpec(ApiModel):
     """Answered by every engine under the new weights before any of them opens."""
 
 
+class FailureType(StrEnum):
+    """What follows a failure after weights were touched."""
+
+    RETRY = "Retry"
+    ROLLBACK = "Rollback"
+    HOLD = "Hold"
+
+
+class OnFailure(
+    ApiModel,
+    json_schema_extra=rules(
+        rule(
+            "self.type == 'Retry' || !has(self.maxAttempts)",
+            "spec.onFailure.maxAttempts is only for spec.onFailure.type Retry",
+            field=".maxAttempts",
+            forbidden=True,
+        )
+    ),
+):
+    """Discriminated union: what follows a failure after weights were touched. Before that the old version reopens."""
+
+    type: FailureType = FailureType.RETRY
+    """Retry: again from Preparing with the members that are there then, the fleet closed meanwhile; after the last
+    attempt the committed version is restored if it is stored. Rollback: Failed at once, the committed version is
+    restored from its checkpoint; accepted only if it has one, or is version 0. Hold: Failed, and what was touched stays
+    as it is, closed, until a higher version, a new retryRequest or the deletion of this object."""
+    max_attempts: Annotated[int, Field(ge=1, le=100)] | None = None
+    """For type Retry: attempts in all; 3 where absent."""
+
+    @property
+    def attempts(self) -> int:
+        """Attempts in all."""
+        if self.type is not FailureType.RETRY:
+            return 1
+        return DEFAULT_ATTEMPTS if self.max_attempts is None else self.max_attempts
+
+
 class Deadlines(ApiModel):
     """Seconds that each phase may take, counted while operator and API server are up."""
 
@@ -164,8 +203,15 @@ class WeightVersionSpec(
     """Checks before the commit."""
     strategy: Strategy = Strategy()
     """How the fleet moves."""
+    on_failure: OnFailure = OnFailure()
+    """What follows a failure after weights were touched."""
+    min_serving: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Engines that must hold the version, verified, before it is committed. An engine whose own check fails (coverage,
+    digest, cache reset, probe) or whose process is gone is left out and joins later, as long as so many are left."""
     deadlines: Deadlines = Deadlines()
-    """Seconds that each phase may take."""
+    """Seconds that each phase may take. With onFailure Retry each attempt has them anew."""
+    retry_request: Annotated[str, Field(max_length=253)] = ""
+    """Any new string retries a version that failed; attempts then count from 1."""
 
 
 class Phase(StrEnum):
@@ -220,6 +266,17 @@ class Progress(ApiModel):
     """When this was written."""
 
 
+class FailedAttempt(ApiModel):
+    """The attempt before the present one."""
+
+    attempt: int
+    """Its number."""
+    reason: str
+    """Cause, in CamelCase."""
+    message: str = ""
+    """Why it failed."""
+
+
 class PhaseSeconds(ApiModel):
     """How long each phase took, in seconds as decimals; empty until it ended."""
 
@@ -272,7 +329,13 @@ class WeightVersionStatus(ApiModel):
     epoch: int = 0
     """A print of the fleet's epoch."""
     attempt: int = 0
-    """Tries at this version."""
+    """Attempts at this version, as onFailure counts them."""
+    prepare_attempt: int = 0
+    """Tries at reading and checking the checkpoint in this attempt."""
+    last_attempt: FailedAttempt | None = None
+    """Why the attempt before this one failed."""
+    retry_request: str = ""
+    """The spec.retryRequest that was followed or seen last."""
     started_at: datetime | None = None
     """When work on this version began."""
     phase_started_at: datetime | None = None
@@ -305,3 +368,5 @@ class WeightVersion(ApiModel):
     """Desired weights."""
     status: WeightVersionStatus = WeightVersionStatus()
     """Observed update."""
+    unreadable: str = ""
+    """Never written: what this program cannot read of the object. The spec is then a stand-in that leads nowhere."""

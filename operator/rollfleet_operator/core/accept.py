@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.api.volumes import VolumeSource
-from rollfleet_operator.api.weightversion import PauseMode, WeightVersion
+from rollfleet_operator.api.weightversion import FailureType, PauseMode, WeightVersion
 from rollfleet_operator.core.observed import Settings
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.steps import source_of
 
 RESERVED_ENV = ("ROLLFLEET_ENGINE_CONFIG", "PYTHONPATH", "PYTHONHOME")
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
@@ -125,6 +126,8 @@ def judge_weight_version(
         who = f"WeightVersion {charge.metadata.name!r} is in charge of {fleet.metadata.name!r}"
         text = f"spec.engineRef.name: {who}: {cure}"
         return _refused(Reason.ANOTHER_WEIGHT_VERSION, text)
+    if weight_version.unreadable:
+        return _refused(Reason.INVALID_SPEC, weight_version.unreadable)
     if spec.source.checkpoint is None:
         return _refused(Reason.INVALID_SPEC, "spec.source.checkpoint is missing for type Checkpoint")
     fault = path_fault(spec.source.checkpoint.path)
@@ -139,15 +142,26 @@ def judge_weight_version(
     if pause.mode is PauseMode.WAIT and pause.drain_timeout_seconds >= deadlines.quiesce_seconds:
         text = f"must be less than spec.deadlines.quiesceSeconds ({deadlines.quiesce_seconds})"
         return _refused(Reason.INVALID_SPEC, f"spec.pause.drainTimeoutSeconds {text}")
-    return _judge_version(weight_version, committed)
+    return _judge_version(weight_version, committed) or _judge_rollback(weight_version, committed) or ACCEPTED
 
 
-def _judge_version(weight_version: WeightVersion, committed: Committed | None) -> Verdict:
+def _judge_rollback(weight_version: WeightVersion, committed: Committed | None) -> Verdict | None:
+    """Rollback is a promise: what it goes back to must be stored."""
+    if weight_version.spec.on_failure.type is not FailureType.ROLLBACK or committed is None:
+        return None
+    if committed.version == weight_version.spec.version or source_of(committed) is not None:
+        return None
+    cure = "set type to Retry or Hold"
+    text = f"spec.onFailure.type is Rollback, and the committed version {committed.version} is stored nowhere: {cure}"
+    return _refused(Reason.VERSION_NOT_STORED, text)
+
+
+def _judge_version(weight_version: WeightVersion, committed: Committed | None) -> Verdict | None:
     version = weight_version.spec.version
     if committed is None or version > committed.version:
-        return ACCEPTED
+        return None
     if version == committed.version and committed.weight_version_uid == weight_version.metadata.uid:
-        return ACCEPTED
+        return None
     text = f"spec.version {version} must exceed {committed.version}, which the fleet has committed"
     return _refused(Reason.VERSION_NOT_HIGHER, text)
 

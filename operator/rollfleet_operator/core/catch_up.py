@@ -37,6 +37,7 @@ class Obstacle(StrEnum):
     NO_SOURCE = "NoSource"
     CHANGED = "Changed"
     DISAGREES = "Disagrees"
+    HELD = "Held"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class CatchUp:
     deadlines: Deadlines
     work: Work
     references: dict[tuple[int, ...], tuple[str, ProbeResult]]
+    held: str = ""  # why nothing is loaded or verified now: who holds the committed version opens all the same
     stuck: dict[str, Joiner] = field(default_factory=dict)
     # An engine holds on to something under this very epoch that must go: files that changed since they were staged, or
     # the rest of an update that was given up. Only a new epoch, recorded first, may take it away: what looks given up
@@ -102,6 +104,8 @@ class CatchUp:
     def _lead(self, engine: Engine, state: EngineState) -> None:
         if holds(state, self.committed):
             self._let_in(engine, state)
+        elif self.held and state.gate is Gate.CLOSED:
+            self.stuck[engine.name] = Joiner(Obstacle.HELD, self.held)
         elif state.gate is Gate.OPEN:  # open on other weights than the committed ones: that comes before all else
             steps.close(self.world, self.epoch, engine, state, self.committed.version, self.deadlines, self.work)
         elif self.committed.version == 0 and state.weights.state is WeightsState.INITIAL:
@@ -153,6 +157,10 @@ class CatchUp:
     def _let_in(self, engine: Engine, state: EngineState) -> None:
         if not engine.settled:
             return  # the kubelet's word comes within seconds, and is news
+        if state.incarnation in self.committed.excluded:
+            text = f"answered the probe of version {self.committed.version} unlike the others: delete the pod"
+            self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, text)
+            return
         difference = self._difference(engine, state)
         if difference is not None:
             self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, difference)
@@ -172,7 +180,7 @@ class CatchUp:
 
 
 def build_catch_up(
-    world: World, committed: Committed, epoch: int, weight_version: WeightVersion | None, work: Work
+    world: World, committed: Committed, epoch: int, weight_version: WeightVersion | None, work: Work, *, held: str = ""
 ) -> CatchUp:
     """With the operator's own probe and limits; those of the WeightVersion may widen them, never narrow them.
 
@@ -187,7 +195,7 @@ def build_catch_up(
         deadlines = _longer(deadlines, spec.deadlines)
     references = _references(world, committed)
     known = next(iter(references), settings.probe_tokens)  # only the probe that was answered already can be compared
-    return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references)
+    return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references, held)
 
 
 def _longer(one: Deadlines, other: Deadlines) -> Deadlines:

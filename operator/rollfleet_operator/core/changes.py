@@ -42,6 +42,10 @@ def weight_version_events(name: str, old: WeightVersionStatus, new: WeightVersio
     was, now = find(old.conditions, "Accepted"), find(new.conditions, "Accepted")
     if now is not None and now.status == "False" and (was is None or _differ(was, now)):
         events.append(_event("WeightVersion", name, WARNING, now.reason, now.message))
+    last = new.last_attempt
+    if last is not None and new.version == old.version and new.attempt > max(old.attempt, 1):
+        text = f"version {new.version}: attempt {last.attempt} failed, tried again: {last.message}"
+        events.append(_event("WeightVersion", name, WARNING, last.reason, text))
     if (old.phase, old.version) == (new.phase, new.version):
         return tuple(events)
     if old.version not in (0, new.version) and old.phase not in (Phase.ACTIVE, Phase.FAILED):
@@ -53,8 +57,16 @@ def weight_version_events(name: str, old: WeightVersionStatus, new: WeightVersio
         events.append(_event("WeightVersion", name, WARNING, reason, f"version {new.version} failed: {text}"))
     elif new.phase in TOLD_PHASES:
         reason = TOLD_PHASES[new.phase]
-        events.append(_event("WeightVersion", name, NORMAL, reason, f"version {new.version}: {reason.sentence}"))
+        text = f"version {new.version}: {reason.sentence} {_left_out(new)}".rstrip()
+        events.append(_event("WeightVersion", name, NORMAL, reason, text))
     return tuple(events)
+
+
+def _left_out(status: WeightVersionStatus) -> str:
+    """Who does not serve it yet, as the end of the update tells."""
+    if status.phase is not Phase.ACTIVE or not status.history or status.history[-1].version != status.version:
+        return ""
+    return status.history[-1].message
 
 
 def _event(kind: str, name: str, severity: str, reason: str, message: str) -> Event:

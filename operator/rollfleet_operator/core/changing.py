@@ -1,18 +1,19 @@
 """Transferring and Verifying: the targets' weights change behind closed gates, until one write commits.
 
 What is safest and always ends:
-- A failure that an engine tells of itself (coverage, digest, cache reset, probe), a probe on which two engines
-  disagree, or the deadline fails the update. Its epoch is burnt with the same write, and whoever was touched reloads
-  the committed version as a late joiner does. Nothing is committed on the strength of some engines while another says
-  that the weights are wrong.
+- What fails everywhere, or may have spoilt others, fails the update: a transfer that broke or did not end, a deadline,
+  fewer engines left than spec.minServing, probes among which no majority agrees. Its epoch is burnt with the same
+  write; spec.onFailure says what follows.
+- A check that one engine fails while others pass it over the same bytes (coverage, digest, cache reset, probe) is that
+  engine's own: it is out of this update and stays closed. A process that answers the probe unlike the majority holds
+  weights that its guard calls verified, so the commit itself names it as excluded.
 - An engine whose process is gone (another incarnation, a terminated container, a pod that vanished, a dead core) says
-  nothing about the weights. It is out of this update and joins later; the others go on. Where none is left the update
-  fails.
+  nothing about the weights. It is out of this update and joins later; the others go on.
 - An engine that does not answer may be in the middle of anything: it is waited for until the deadline, which fails
   the update.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 
@@ -20,13 +21,21 @@ from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import FailedEngine, Phase, Target, WeightVersionStatus
 from rollfleet_operator.core.moves import Move, Update, failed, hold_up, overdue, progress
 from rollfleet_operator.core.policies import Deadline
-from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.probes import Disagreement, agree
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import Command, Transfer, Verify
-from rollfleet_protocol.state import EngineState, OperationName, WeightsState
+from rollfleet_protocol.state import EngineState, FailureReason, OperationName, WeightsState
 
+OWN_FAULTS = (  # checks of one engine, over bytes that others read too
+    FailureReason.COVERAGE_FAILED.value,
+    FailureReason.DIGEST_MISMATCH.value,
+    FailureReason.CACHE_RESET_FAILED.value,
+    FailureReason.PROBE_FAILED.value,
+    Reason.DIGEST_DISAGREES.value,
+)
+MAX_EXCLUDED = 10  # engines that may answer the probe unlike the others; more is not their own fault
 CHANGES = (OperationName.TRANSFER, OperationName.VERIFY)
 
 
@@ -49,6 +58,11 @@ class Seat:
     standing: Standing
     reason: str = ""
     text: str = ""
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing more is awaited of it in this step."""
+        return self.standing in (Standing.DONE, Standing.OUT, Standing.FAILED)
 
 
 def find_target(update: Update, target: Target) -> tuple[Engine | None, EngineState | None]:
@@ -73,9 +87,9 @@ def transfer(update: Update) -> Move:
     move = _judge(update, seats, seconds, deadline, "Transferring")
     if move is not None:
         return move
-    if all(seat.standing in (Standing.DONE, Standing.OUT) for seat in seats):
+    if all(seat.at_rest for seat in seats):
         # Verify is given in the pass that records the phase: whoever is Loaded stays so, whatever becomes of the write.
-        _verify_all(update, update.weight_version.spec.deadlines.verify_seconds)
+        _verify_all(update, seats, update.weight_version.spec.deadlines.verify_seconds)
         return Move(update.enter(Phase.VERIFYING, _told(update, seats)))
     for seat in seats:
         if seat.standing is Standing.WORKING and seat.engine is not None:
@@ -91,24 +105,35 @@ def verify(update: Update) -> Move:
     move = _judge(update, seats, seconds, deadline, "Verifying")
     if move is not None:
         return move
-    if not all(seat.standing in (Standing.DONE, Standing.OUT) for seat in seats):
-        _verify_all(update, deadline.left_s(update.now))
+    if not all(seat.at_rest for seat in seats):
+        _verify_all(update, seats, deadline.left_s(update.now))
         return Move(_told(update, seats))
     probed = [(seat.target.name, state.probe) for seat in seats if (state := _state(seat)) is not None]
     limit = update.weight_version.spec.verify.probe.max_abs_logprob_diff
-    apart = compare(probed, Decimal(limit))
-    if isinstance(apart, Disagreement):
-        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, apart.text))
-    return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update))
+    odd = agree(probed, Decimal(limit), MAX_EXCLUDED)
+    if isinstance(odd, Disagreement):
+        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, odd.text))
+    if len(probed) - len(odd) < update.min_serving:
+        text = f"{', '.join(sorted(odd))} answered unlike the others: {update.too_few(len(probed) - len(odd))}"
+        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text))
+    seats = [_odd_one_out(seat) if seat.target.name in odd else seat for seat in seats]
+    excluded = tuple(seat.target.incarnation for seat in seats if seat.target.name in odd)
+    return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, excluded))
 
 
-def _commit(update: Update) -> Committed:
+def _odd_one_out(seat: Seat) -> Seat:
+    text = "its answer to the probe is not that of the others"
+    return replace(seat, standing=Standing.FAILED, reason=Reason.PROBES_DISAGREE, text=text)
+
+
+def _commit(update: Update, excluded: tuple[str, ...]) -> Committed:
     return Committed(
         version=update.version,
         digest=update.status.digest,
         checkpoint=update.path,
         weight_version_uid=update.weight_version.metadata.uid,
         time=update.now,
+        excluded=excluded,
     )
 
 
@@ -119,13 +144,18 @@ def _state(seat: Seat) -> EngineState | None:
 def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, phase: str) -> Move | None:
     """The end of the update, if this is it."""
     told = _told(update, seats)
-    broken = next((seat for seat in seats if seat.standing is Standing.FAILED), None)
-    if broken is not None:
-        return Move(told, failed(broken.reason, f"{broken.target.name}: {broken.text}"))
-    if all(seat.standing is Standing.OUT for seat in seats):
+    broken = [seat for seat in seats if seat.standing is Standing.FAILED]
+    grave = next((seat for seat in broken if seat.reason not in OWN_FAULTS), None)
+    left = sum(seat.standing not in (Standing.FAILED, Standing.OUT) for seat in seats)
+    if grave is not None or (broken and left < update.min_serving):
+        first = grave or broken[0]
+        return Move(told, failed(first.reason, f"{first.target.name}: {first.text}"))
+    if left == 0:
         return Move(told, failed(Reason.ENGINES_LOST, f"{phase}: every engine of the update restarted or vanished"))
-    finished = all(seat.standing in (Standing.DONE, Standing.OUT) for seat in seats)
-    if deadline.passed(update.now) and not finished:
+    if left < update.min_serving:
+        text = f"{phase}: {len(seats) - left} engines of the update restarted or vanished"
+        return Move(told, failed(Reason.ENGINES_LOST, f"{text}: {update.too_few(left)}"))
+    if deadline.passed(update.now) and not all(seat.at_rest for seat in seats):
         return Move(told, overdue(phase, seconds, _held_up(seats)))
     return None
 
@@ -203,11 +233,11 @@ def _give(update: Update, seat: Seat, deadline: Deadline) -> None:
     update.work.give(engine, command)
 
 
-def _verify_all(update: Update, seconds: float) -> None:
+def _verify_all(update: Update, seats: list[Seat], seconds: float) -> None:
     """Whoever is Loaded resets its caches and answers the probe."""
-    for target in update.status.targets:
-        engine, state = find_target(update, target)
-        if engine is None or state is None or busy(state, update.epoch):
+    for seat in seats:
+        engine, state = find_target(update, seat.target)
+        if engine is None or state is None or seat.standing is Standing.FAILED or busy(state, update.epoch):
             continue
         if (
             state.probe is not None

@@ -47,6 +47,12 @@ class Doing(StrEnum):
     TERMINATING = "Terminating"
 
 
+DOING_OF = {
+    Obstacle.NO_SOURCE: Doing.WAITING_FOR_WEIGHTS,
+    Obstacle.CHANGED: Doing.BROKEN,
+    Obstacle.DISAGREES: Doing.BROKEN,
+    Obstacle.HELD: Doing.UNCERTAIN,
+}
 UNWELL = (Doing.UNSCHEDULABLE, Doing.UNREACHABLE, Doing.UNFENCED, Doing.UNCERTAIN, Doing.BROKEN)
 
 
@@ -129,8 +135,7 @@ def _closed(scene: Scene, engine: Engine, state: EngineState) -> EngineNote:  # 
     """Its guard answers, and it does not serve the committed version."""
     joiner = scene.stuck.get(engine.name)
     if joiner is not None:
-        waits = joiner.obstacle is Obstacle.NO_SOURCE
-        return EngineNote(engine, Doing.WAITING_FOR_WEIGHTS if waits else Doing.BROKEN, joiner.text)
+        return EngineNote(engine, DOING_OF[joiner.obstacle], joiner.text)
     failure = _failure(engine)
     if scene.under_way:
         takes_part = engine.name in scene.targets or (

@@ -79,6 +79,16 @@ class Update:
         return "" if checkpoint is None else checkpoint.path
 
     @property
+    def min_serving(self) -> int:
+        """How many engines must hold the version before it is committed."""
+        return self.weight_version.spec.min_serving
+
+    def too_few(self, count: int) -> str:
+        """Says so."""
+        wanted = f"spec.minServing is {self.min_serving}"
+        return f"{count} engines can take part, {wanted} and spec.replicas {self.world.fleet.spec.replicas}"
+
+    @property
     def now(self) -> datetime:
         """The pass's time."""
         return self.work.now

@@ -22,12 +22,16 @@ from rollfleet_operator.core.actions import (
 from rollfleet_operator.core.catch_up import CatchUp, Joiner, build_catch_up
 from rollfleet_operator.core.changes import fleet_events, weight_version_events
 from rollfleet_operator.core.commit import CommitPlan, plan_commit
+from rollfleet_operator.core.conditions import find
+from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.engine_states import Scene, describe
+from rollfleet_operator.core.lost import weights_lost
 from rollfleet_operator.core.objects.pod import build_pod, template_hash
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_operator.core.plan_engine import PodAction, Template, plan_labels, plan_pods
-from rollfleet_operator.core.plan_weights import UpdatePlan, plan_weights
+from rollfleet_operator.core.plan_weights import plan_weights
+from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.restarts import is_spared
 from rollfleet_operator.core.status import Findings, fleet_status
@@ -59,6 +63,7 @@ def plan(observed: Observed, now: datetime) -> Decision:
     verdict = judge_fleet(fleet, observed.settings)
     template = Template(made_from, partial(build_pod, observed.fleet, observed.settings))
     pods = _plan_pods(world, template, update, first=commit.first) if verdict.accepted else ()
+    stuck = {} if catch_up is None else catch_up.stuck
     findings = Findings(
         world=world,
         record=update.record,
@@ -66,7 +71,8 @@ def plan(observed: Observed, now: datetime) -> Decision:
         commit=commit,
         update=update,
         weight_version=charge,
-        notes=describe(_scene(world, update, {} if catch_up is None else catch_up.stuck), work),
+        notes=describe(_scene(world, update, stuck), work),
+        lost=_lost(world, update, catch_up),
         ca_bundle=observed.ca_bundle,
         changing_pods=bool(pods),
         rejected=observed.rejected,
@@ -107,9 +113,18 @@ def _catch_up(
     committed, epoch = update.record.committed, update.catch_up_epoch
     if committed is None or epoch is None or epoch < 1 or update.record != before:
         return None
-    catch_up = build_catch_up(world, committed, epoch, charge, work)
+    catch_up = build_catch_up(world, committed, epoch, charge, work, held=update.held)
     catch_up.run(update_under_way=update.under_way)
     return catch_up
+
+
+def _lost(world: World, update: UpdatePlan, catch_up: CatchUp | None) -> str:
+    """Whether the committed version can't be restored; only while that is tried."""
+    if catch_up is None or update.under_way or update.held:
+        return ""
+    available = find(world.fleet.status.conditions, "Available")
+    told = available is not None and available.reason == Reason.WEIGHTS_LOST
+    return weights_lost(world, update.record.committed, catch_up.stuck, told=told)
 
 
 def _plan_pods(world: World, template: Template, update: UpdatePlan, *, first: bool) -> tuple[PodAction, ...]:

@@ -13,11 +13,11 @@ opens version 0 even if a WeightVersion waits already: its users get answers min
 something to fall back to.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rollfleet_operator.api.rolloutengine import LastFinished, Outcome
+from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.weightversion import (
-    HistoryEntry,
+    FailedAttempt,
     Phase,
     PhaseSeconds,
     Progress,
@@ -25,8 +25,19 @@ from rollfleet_operator.api.weightversion import (
     WeightVersionStatus,
 )
 from rollfleet_operator.core.changing import transfer, verify
+from rollfleet_operator.core.ending import (
+    TOUCHED,
+    UNDER_WAY,
+    UpdatePlan,
+    fail,
+    finished,
+    last_finished,
+    next_epoch,
+    stay_failed,
+    with_history,
+)
 from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, with_record
-from rollfleet_operator.core.opening import largest_difference, opening
+from rollfleet_operator.core.opening import opening
 from rollfleet_operator.core.policies import REOPENING_S, seconds_text
 from rollfleet_operator.core.preparing import prepare
 from rollfleet_operator.core.quiescing import quiesce
@@ -35,32 +46,7 @@ from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.work import Work
 from rollfleet_operator.core.world import World, holds
 
-HISTORY = 10
-TOUCHED = (Phase.TRANSFERRING, Phase.VERIFYING)
-UNDER_WAY = (Phase.PREPARING, Phase.QUIESCING, *TOUCHED)
-CLOSED = (Phase.QUIESCING, *TOUCHED, Phase.OPENING)
 STEPS = {Phase.PREPARING: prepare, Phase.QUIESCING: quiesce, Phase.TRANSFERRING: transfer, Phase.VERIFYING: verify}
-
-
-@dataclass(frozen=True)
-class UpdatePlan:
-    """What becomes of the WeightVersion in charge. `catch_up_epoch`: None while late joiners must wait."""
-
-    record: Record
-    status: WeightVersionStatus | None
-    catch_up_epoch: int | None
-    reason: str = ""  # what Pending waits for, or why the update failed
-    message: str = ""
-
-    @property
-    def closed(self) -> bool:
-        """Between Quiescing and the end of Opening: pods must not be changed."""
-        return self.status is not None and self.status.phase in CLOSED
-
-    @property
-    def under_way(self) -> bool:
-        """From Preparing to the commit."""
-        return self.status is not None and self.status.phase in UNDER_WAY
 
 
 def plan_weights(  # noqa: PLR0911 - one answer per case
@@ -79,7 +65,7 @@ def plan_weights(  # noqa: PLR0911 - one answer per case
     if _is_committed(update):
         return _open_up(update)
     if _has_failed(update):
-        return _stay_failed(update)
+        return stay_failed(update)
     if _counts(update):
         return _step(update)
     if _was_active_before_the_loss(update, first=first):
@@ -94,20 +80,20 @@ def _is_committed(update: Update) -> bool:
     return committed.weight_version_uid == update.weight_version.metadata.uid
 
 
-def _finished(update: Update, version: int) -> LastFinished | None:
-    """The end of this version of this WeightVersion, where it was the newest to end."""
-    last = update.record.last_finished
-    if last is None or last.version != version or last.weight_version_uid != update.weight_version.metadata.uid:
-        return None
-    return last
-
-
 def _has_failed(update: Update) -> bool:
-    """After Failed only a higher version starts work."""
-    last = _finished(update, update.version)
+    """After Failed only a higher version or a new spec.retryRequest starts work."""
+    last, status = finished(update, update.version), update.status
     if last is not None:
-        return last.outcome is Outcome.FAILED
-    return update.status.version == update.version and update.status.phase is Phase.FAILED
+        return last.outcome is Outcome.FAILED and not _retries(update, last.retry_request)
+    told = (status.version, status.phase) == (update.version, Phase.FAILED)
+    return told and not _retries(update, status.retry_request)
+
+
+def _retries(update: Update, handled: str) -> bool:
+    """A request that was not followed yet, or one that is being followed now, even if it was withdrawn meanwhile."""
+    if update.weight_version.spec.retry_request not in ("", handled):
+        return True
+    return update.status.retry_request != handled and _counts(update)
 
 
 def _counts(update: Update) -> bool:
@@ -143,19 +129,26 @@ def _supersede(update: Update, *, accepted: bool) -> Update:
         update.weight_version.metadata.uid,
     )
     outcome = Outcome.ACTIVE if succeeded else Outcome.SUPERSEDED
-    last = _finished(update, old.version) or _last(update, old.version, Ending(outcome, outcome.value))
+    last = finished(update, old.version) or last_finished(update, old.version, Ending(outcome, outcome.value))
     message = "" if succeeded else f"version {update.version} was asked for"
-    status = _with_history(update, old, Ending(outcome, outcome.value, message))
-    touched = old.phase in TOUCHED and old.epoch == update.record.epoch and not succeeded
+    status = with_history(update, old, Ending(outcome, outcome.value, message))
+    touched = _has_touched(old) and old.epoch == update.record.epoch and not succeeded
     record = replace(update.record, last_finished=last)
     begun = _blank(update, status)
     if not (touched and accepted):
         if touched:
-            record = replace(record, epoch=_next_epoch(update))
+            record = replace(record, epoch=next_epoch(update))
         return with_record(replace(update, record=record), begun)
-    epoch = _next_epoch(update)
-    begun = enter(begun, Phase.PREPARING, update.now).model_copy(update={"epoch": epoch, "attempt": 1})
+    epoch = next_epoch(update)
+    begun = enter(begun, Phase.PREPARING, update.now)
+    why = FailedAttempt(attempt=0, reason=Reason.SUPERSEDED, message=f"version {old.version} had touched weights")
+    begun = begun.model_copy(update={"epoch": epoch, "attempt": 1, "last_attempt": why})
     return with_record(replace(update, record=replace(record, epoch=epoch)), begun)
+
+
+def _has_touched(status: WeightVersionStatus) -> bool:
+    """Whether engines may hold other weights than the committed ones by this update, in this attempt or before."""
+    return status.phase in TOUCHED or (status.phase in UNDER_WAY and status.last_attempt is not None)
 
 
 def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
@@ -166,6 +159,9 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
             "version": update.version,
             "epoch": 0,
             "attempt": 0,
+            "prepare_attempt": 0,
+            "last_attempt": None,
+            "retry_request": update.weight_version.spec.retry_request,
             "started_at": update.now,
             "phase_started_at": update.now,
             "paused_at": None,
@@ -185,41 +181,12 @@ def _withdrawn(update: Update) -> WeightVersionStatus:
     return update.status.model_copy(update={"phase": Phase.PENDING, "targets": (), "progress": Progress()})
 
 
-def _next_epoch(update: Update) -> int:
-    return max(update.record.epoch, update.world.guards_epoch) + 1
-
-
 def _step(update: Update) -> UpdatePlan:
     move = STEPS[update.status.phase](update)
     if move.ending is not None:
-        return _fail(update, move, move.ending)
+        return fail(update, move, move.ending)
     record = update.record if move.commit is None else replace(update.record, committed=move.commit)
     return UpdatePlan(record, move.status, move.catch_up_epoch)
-
-
-def _fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
-    """Record the failure. An epoch under which something may have been touched is burnt with the same write."""
-    touched = update.status.phase in TOUCHED
-    epoch = _next_epoch(update) if touched else update.record.epoch
-    record = replace(update.record, epoch=epoch, last_finished=_last(update, update.version, ending))
-    status = _with_history(update, _ended(update, move.status, Phase.FAILED), ending)
-    return UpdatePlan(record, status, None, ending.reason, ending.message)
-
-
-def _ended(update: Update, status: WeightVersionStatus, phase: Phase) -> WeightVersionStatus:
-    return enter(status, phase, update.now)
-
-
-def _stay_failed(update: Update) -> UpdatePlan:
-    """Failed for good; the WeightVersion is told if it was not yet."""
-    last = _finished(update, update.version)
-    reason, message = ("", "") if last is None else (last.reason, last.message)
-    status = update.status
-    if status.phase is not Phase.FAILED or status.version != update.version:
-        ending = failed(reason or Reason.UPDATE_FAILED, message)
-        status = _with_history(update, _ended(update, status, Phase.FAILED), ending)
-        status = status.model_copy(update={"version": update.version})
-    return UpdatePlan(update.record, status, update.record.epoch, reason, message)
 
 
 def _open_up(update: Update) -> UpdatePlan:
@@ -233,7 +200,7 @@ def _open_up(update: Update) -> UpdatePlan:
         status = move.status
         if move.ending is not None:
             status = _active(update, status, move.ending)
-            record = replace(record, last_finished=_last(update, update.version, move.ending))
+            record = replace(record, last_finished=last_finished(update, update.version, move.ending))
     return UpdatePlan(record, status, record.epoch)
 
 
@@ -241,36 +208,8 @@ def _active(update: Update, status: WeightVersionStatus, ending: Ending) -> Weig
     committed = update.record.committed
     digest = status.digest or (committed.digest if committed else None) or ""
     paused = seconds_text(status.paused_at, update.now)
-    told = _ended(update, status, Phase.ACTIVE).model_copy(update={"paused_seconds": paused, "digest": digest})
-    return _with_history(update, told, ending)
-
-
-def _last(update: Update, version: int, ending: Ending) -> LastFinished:
-    bad = ending.outcome is Outcome.FAILED
-    return LastFinished(
-        version=version,
-        generation=update.weight_version.metadata.generation,
-        weight_version_uid=update.weight_version.metadata.uid,
-        outcome=ending.outcome,
-        reason=ending.reason if bad else "",
-        message=ending.message,
-    )
-
-
-def _with_history(update: Update, status: WeightVersionStatus, ending: Ending) -> WeightVersionStatus:
-    same = status.version == update.version
-    entry = HistoryEntry(
-        version=status.version or update.version,
-        step=update.weight_version.spec.step if same else "",
-        checkpoint=update.path if same else "",
-        outcome=ending.outcome,
-        digest=status.digest,
-        time=update.now,
-        paused_seconds=status.paused_seconds,
-        max_abs_logprob_diff=largest_difference(update) if ending.outcome is Outcome.ACTIVE else "",
-        message=ending.message,
-    )
-    return status.model_copy(update={"history": (*status.history, entry)[-HISTORY:]})
+    told = enter(status, Phase.ACTIVE, update.now).model_copy(update={"paused_seconds": paused, "digest": digest})
+    return with_history(update, told, ending)
 
 
 def _wait_or_begin(update: Update, *, first: bool) -> UpdatePlan:
@@ -299,7 +238,14 @@ def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:
         return Reason.WAITING_FOR_FLEET, ""
     if not world.usable:
         return Reason.NO_ENGINES, ""
-    closed = [engine.name for engine, state in world.usable if holds(state, committed) and not engine.open]
+    if len(world.usable) < update.min_serving:
+        return Reason.TOO_FEW_ENGINES, update.too_few(len(world.usable))
+    excluded = () if committed is None else committed.excluded
+    closed = [
+        engine.name
+        for engine, state in world.usable
+        if holds(state, committed) and not engine.open and state.incarnation not in excluded
+    ]
     if closed and not update.deadline(REOPENING_S).passed(update.now):
         return Reason.REOPENING, f"{', '.join(closed[:3])} must open first"
     return None, ""
@@ -315,16 +261,17 @@ def _wait(update: Update, reason: Reason, message: str, *, first: bool, stale: b
     text = message or reason.sentence
     if deadline.passed(update.now):
         ending = failed(reason, f"the update could not begin within {seconds} s: {text}")
-        plan = _fail(update, Move(update.status), ending)
+        plan = fail(update, Move(update.status), ending)
         return replace(plan, catch_up_epoch=plan.record.epoch)
     return UpdatePlan(update.record, update.status, update.record.epoch, reason, text)
 
 
 def _begin(update: Update, *, again: bool) -> UpdatePlan:
     """Allot an epoch: written with the fleet, used when the write is seen."""
-    epoch = _next_epoch(update)
+    epoch = next_epoch(update)
     attempt = update.status.attempt + 1 if again else 1
     status = enter(update.status, Phase.PREPARING, update.now)
-    status = status.model_copy(update={"epoch": epoch, "attempt": attempt, "targets": (), "paused_at": None})
+    begun = {"epoch": epoch, "attempt": attempt, "prepare_attempt": 0, "targets": (), "paused_at": None}
+    status = status.model_copy(update=begun)
     update.work.note(f"version {update.version}: begins under epoch {epoch}")
     return UpdatePlan(replace(update.record, epoch=epoch), status, None)

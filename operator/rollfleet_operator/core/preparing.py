@@ -5,9 +5,9 @@ Engines that join later may go on catching up meanwhile under the epoch before t
 have staged the same digest, everybody else is put aside: closed, and told this epoch, so that no command of an older
 epoch that is still on its way can open it. That takes the place of waiting for them: a joiner never holds a pause up.
 
-A failed attempt is repeated after 1, 3, 7, 15, 31, 61 ... s from the phase's start until prepareSeconds are over. A
-digest on which two engines disagree ends the update at once: it doesn't get better by reading again what others read
-differently.
+Who takes part must be at least spec.minServing engines; they are waited for. A failed try is repeated after 1, 3, 7,
+15, 31, 61 ... s from the phase's start until prepareSeconds are over. A digest on which two engines disagree ends the
+update at once: it doesn't get better by reading again what others read differently.
 """
 
 from rollfleet_operator.api.weightversion import FailedEngine, Phase
@@ -56,12 +56,14 @@ def prepare(update: Update) -> Move:
         return Move(update.status, failed(Reason.DIGEST_DISAGREES, disagreement))
     if deadline.passed(update.now):
         held_up = _held_up(update, members) or _put_others_aside(update, members, deadline)
+        if not held_up and len(members) < update.min_serving:
+            return Move(update.status, failed(Reason.TOO_FEW_ENGINES, update.too_few(len(members))))
         return Move(update.status, overdue("Preparing", seconds, held_up))
-    if members and len(ready) == len(members):
+    if len(members) >= update.min_serving and len(ready) == len(members):
         return _all_staged(update, members, ready[0][1].digest, deadline)
     attempt = _stage(update, members, deadline)
     status = update.status.model_copy(
-        update={"attempt": attempt, "progress": progress(len(ready), len(members), _held_up(update, members))}
+        update={"prepare_attempt": attempt, "progress": progress(len(ready), len(members), _held_up(update, members))}
     )
     all_take_part = len(members) == len(update.world.usable)
     return Move(status, catch_up_epoch=None if all_take_part else update.epoch - 1)
@@ -95,7 +97,7 @@ def _put_others_aside(update: Update, members: tuple[Member, ...], deadline: Dea
 
 def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline) -> int:
     """Give Prepare to whoever has not staged; the number of the attempt."""
-    attempt = max(update.status.attempt, 1)
+    attempt = max(update.status.prepare_attempt, 1)
     due = retry_at(update.status.phase_started_at or update.now, attempt)
     again = False
     for engine, state in members:
@@ -109,7 +111,7 @@ def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline) -> i
         else:
             again = update.work.give(engine, _command(update, state, deadline), at_once=True)
     if again:
-        update.work.note(f"version {update.version}: attempt {attempt + 1} of Preparing")
+        update.work.note(f"version {update.version}: Preparing is tried the {attempt + 1}. time")
     return attempt + 1 if again else attempt
 
 

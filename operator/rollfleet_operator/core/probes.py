@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from decimal import Decimal
 from math import isfinite
+from statistics import median
 
 from rollfleet_protocol.state import ProbeResult
 
@@ -39,6 +40,39 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
         text = f"differ by {apart:.6g} in the log-probability of a probe token; allowed is {limit}"
         return Disagreement(f"{min(one, other)} and {max(one, other)} {text}")
     return f"{apart:.6g}"
+
+
+def agree(probed: list[tuple[str, ProbeResult | None]], limit: Decimal, most: int) -> frozenset[str] | Disagreement:
+    """Who answered unlike a majority that agrees: `most` at most; or the two that disagree where there is no majority.
+
+    Whoever belongs to such a majority is within the limit of the median of each token, so those furthest from the
+    medians are left out first.
+    """
+    found = compare(probed, limit)
+    if not isinstance(found, Disagreement):
+        return frozenset()
+    answers = [(name, probe) for name, probe in probed if probe is not None]
+    if len(answers) < len(probed) or not all(_is_whole(probe, answers[0][1]) for _, probe in answers):
+        return found
+    medians = [median(values) for values in zip(*(each for _, probe in answers for each in probe.by_rank), strict=True)]
+    near = sorted(answers, key=lambda answer: _distance(answer[1], medians))
+    for count in range(1, most + 1):
+        rest = near[: len(near) - count]
+        if 2 * len(rest) <= len(answers):
+            return found
+        if not isinstance(compare(list(rest), limit), Disagreement):
+            return frozenset(name for name, _ in near[len(rest) :])
+    return found
+
+
+def _distance(probe: ProbeResult, medians: list[float]) -> float:
+    """The largest over all tokens and ranks."""
+    return max(abs(value - middle) for each in probe.by_rank for value, middle in zip(each, medians, strict=True))
+
+
+def _is_whole(probe: ProbeResult, other: ProbeResult) -> bool:
+    """Whether every rank answered the same probe with numbers: else nobody can be called odd."""
+    return all(_is_answer(logprobs) for logprobs in probe.by_rank) and _comparable(other, probe)
 
 
 def _is_answer(logprobs: Logprobs) -> bool:

@@ -34,13 +34,16 @@ CONTROL_PORT = 8001
 Candidate = tuple[Engine, EngineState]
 
 
-def quiesce(update: Update) -> Move:
+def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
     """One look at Quiescing."""
     seconds = update.weight_version.spec.deadlines.quiesce_seconds
     deadline = update.deadline(seconds)
     candidates = _candidates(update)
     if not candidates and not _awaited(update):
         return Move(update.status, failed(Reason.ENGINES_LOST, "no engine that staged the version is left"))
+    enough = len(candidates) >= update.min_serving
+    if not enough and not _awaited(update):
+        return Move(update.status, failed(Reason.TOO_FEW_ENGINES, update.too_few(len(candidates))))
     for engine, state in candidates:
         broken = failed_operation(state, OperationName.CLOSE, update.epoch, update.version)
         if broken is not None and broken.failure is not None:
@@ -52,12 +55,14 @@ def quiesce(update: Update) -> Move:
     status = status.model_copy(
         update={"progress": progress(len(candidates) - len(loud or unarmed), len(candidates), loud or unarmed)}
     )
-    if not loud and not unarmed and candidates:
+    if not loud and not unarmed and enough:
         frozen = update.enter(Phase.TRANSFERRING, status)
         return Move(
             frozen.model_copy(update={"targets": _targets(candidates), "progress": progress(0, len(candidates), [])})
         )
     if deadline.passed(update.now):
+        if not enough and not (loud or unarmed):
+            return Move(status, failed(Reason.TOO_FEW_ENGINES, update.too_few(len(candidates))))
         return Move(status, overdue("Quiescing", seconds, loud or unarmed))
     return Move(status)
 

@@ -23,6 +23,8 @@ class Reason(StrEnum):
     ANOTHER_WEIGHT_VERSION = "AnotherWeightVersion", "Another WeightVersion is in charge of this fleet."
     VERSION_NOT_HIGHER = "VersionNotHigher", "The version must exceed the one that the fleet has committed."
 
+    VERSION_NOT_STORED = "VersionNotStored", "onFailure Rollback needs a stored copy of the committed version."
+
     # the fleet
     SERVING = "Serving", "Engines serve the committed version."
     STARTING = "Starting", "Engines are starting."
@@ -33,6 +35,8 @@ class Reason(StrEnum):
     UPDATING = "Updating", "The fleet is closed while its weights change."
     APPLY_FAILED = "ApplyFailed", "The API server does not take what the fleet needs."
     COMMIT_UNKNOWN = "CommitUnknown", "The record of the committed version is lost and no open engine tells it."
+    WEIGHTS_LOST = "WeightsLost", "The committed version is stored nowhere and no engine holds it."
+    HELD = "Held", "An update failed after weights were touched, and its onFailure is Hold."
     BROKEN = "Broken", "No engine can serve."
     RESTART_BUDGET_SPENT = "RestartBudgetSpent", "An engine failed more often than spec.startup.restartBudget allows."
     CANNOT_START = "CannotStart", "An engine says that no restart cures what keeps it from starting (exit code 78)."
@@ -64,6 +68,7 @@ class Reason(StrEnum):
     # why an update cannot begin, or failed, where no engine's own reason tells it
     WAITING_FOR_FLEET = "WaitingForFleet", "The fleet has not verified its first version yet."
     NO_ENGINES = "NoEngines", "No engine is up."
+    TOO_FEW_ENGINES = "TooFewEngines", "Fewer engines can take part than spec.minServing."
     REOPENING = "Reopening", "Engines that an earlier update closed open first."
     ENGINE_UNREACHABLE = "EngineUnreachable", "An engine that may be open does not answer."
     CANNOT_BE_FENCED = "CannotBeFenced", "An engine that nobody controls any more may still answer clients."
@@ -72,6 +77,6 @@ class Reason(StrEnum):
     DIGEST_DISAGREES = "DigestDisagrees", "Engines read different bytes from the same checkpoint."
     REFUSED = "Refused", "An engine refused a command."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "A phase took longer than its deadline."
-    ENGINES_LOST = "EnginesLost", "Every engine of the update restarted or vanished."
+    ENGINES_LOST = "EnginesLost", "So many engines of the update restarted or vanished that too few are left."
     NOT_REACHED = "NotReached", "The update has not come so far."
     OPENED = "Opened", "The gates are open again."

@@ -9,8 +9,8 @@ from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.commit import CommitPlan
 from rollfleet_operator.core.conditions import Claim, claim, merge
+from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.engine_states import UNWELL, Doing, EngineNote, summarise
-from rollfleet_operator.core.plan_weights import UpdatePlan
 from rollfleet_operator.core.policies import PROGRESS_S
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
@@ -33,6 +33,7 @@ class Findings:
     notes: tuple[EngineNote, ...]
     ca_bundle: str
     changing_pods: bool
+    lost: str  # why the committed version can't be restored
     rejected: str  # by the API server, in its own words
 
     @property
@@ -134,6 +135,10 @@ def _why_unavailable(findings: Findings) -> tuple[Reason, str]:  # noqa: PLR0911
         return findings.commit.reason, findings.commit.message
     if findings.update.closed or findings.update.under_way:
         return Reason.UPDATING, ""
+    if findings.update.held:
+        return Reason.HELD, findings.update.held
+    if findings.lost:
+        return Reason.WEIGHTS_LOST, findings.lost
     if findings.rejected and not findings.notes:
         return Reason.APPLY_FAILED, findings.rejected
     for doing, reason in (
@@ -200,6 +205,8 @@ def _degraded(findings: Findings) -> Claim:
         return claim("Degraded", True, findings.commit.reason, findings.commit.message)
     if findings.rejected:
         return claim("Degraded", True, Reason.APPLY_FAILED, findings.rejected)
+    if findings.lost:
+        return claim("Degraded", True, Reason.WEIGHTS_LOST, findings.lost)
     unwell = [note for note in findings.notes if note.doing in UNWELL]
     if not unwell:
         return claim("Degraded", False, Reason.ALL_WELL, "no engine is broken or out of reach")

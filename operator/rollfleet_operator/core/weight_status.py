@@ -6,7 +6,7 @@ from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import PauseMode, Phase, Progress, WeightVersion, WeightVersionStatus
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.conditions import Claim, claim, find, merge
-from rollfleet_operator.core.plan_weights import UpdatePlan
+from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.status import may_write_progress
 from rollfleet_operator.core.work import Work
@@ -144,4 +144,13 @@ def _active(subject: Subject, record: WeightVersionStatus) -> Claim:
     old = find(record.conditions, "Active")
     if phase is Phase.FAILED and old is not None:
         return Claim("Active", False, old.reason, old.message)
-    return claim("Active", False, REASON_OF[phase])
+    return claim("Active", False, REASON_OF[phase], _again(record))
+
+
+def _again(record: WeightVersionStatus) -> str:
+    """What is to be said while a later attempt runs."""
+    last, sentence = record.last_attempt, REASON_OF[record.phase].sentence
+    if last is None or record.phase is Phase.FAILED:
+        return ""
+    failed = f"attempt {last.attempt} failed: " if last.attempt else ""
+    return f"{sentence} Attempt {record.attempt}; {failed}{last.reason}: {last.message}"

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rollfleet_operator.api.meta import ANNOTATION_STOPPED, LABEL_SERVING, ObjectMeta
-from rollfleet_operator.api.weightversion import Phase, PhaseSeconds, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import PhaseSeconds, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
 from rollfleet_operator.clients.ownership import demand_ours
@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 MAX_POD_CALLS = 32  # at once
 MAX_REBASES = 8  # of one status write
 CALL_GRACE_S = 2.0  # that a pass waits for guards; those that are slower go on beside it, within their own deadline
-ENDED = (Phase.ACTIVE, Phase.FAILED)
 
 
 @dataclass(frozen=True)
@@ -141,8 +140,9 @@ class Applier:
             seconds = getattr(after.phase_seconds, step)
             if seconds and not (same_update and getattr(before.phase_seconds, step)):
                 self._meter.update_phase(namespace, name, step, float(seconds))
-        if after.phase in ENDED and not (same_update and before.phase in ENDED):
-            self._meter.update_finished(namespace, name, after.phase.value)
+        for entry in after.history:
+            if entry not in before.history:
+                self._meter.update_finished(namespace, name, entry.outcome.value)
 
     async def _children(self, work: _Work) -> None:
         """In their order: a RoleBinding is refused before its Role is there."""

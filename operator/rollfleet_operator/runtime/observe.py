@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from rollfleet_operator.api.meta import LABEL_ENGINE
 from rollfleet_operator.api.rolloutengine import RolloutEngine
-from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
 from rollfleet_operator.core.objects.common import owner_reference
@@ -20,6 +20,7 @@ from rollfleet_operator.runtime.store import controller_of, our_labels, split_ke
 from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
 
+STAND_IN = {"type": "Checkpoint", "checkpoint": {"path": "unreadable"}}
 FIRST_WORDS_S = 2.0  # that the first pass over a fleet waits for its guards
 
 
@@ -144,11 +145,24 @@ def parse_fleet(manifest: Manifest) -> RolloutEngine:
 
 
 def parse_weight_version(manifest: Manifest) -> WeightVersion:
-    """The typed WeightVersion."""
+    """The typed WeightVersion. One that cannot be read is judged as such, and holds up neither its fleet nor others."""
     try:
         return WeightVersion.model_validate(manifest)
     except ValidationError as error:
-        raise _unreadable(manifest, error) from error
+        spec = {"engineRef": {"name": manifest["spec"]["engineRef"]["name"]}, "version": 1, "source": STAND_IN}
+        known = {"metadata": manifest["metadata"], "spec": spec, "status": _readable_status(manifest)}
+        text = f"{_unreadable(manifest, error)}: write it again as this release of rollfleet has it"
+        return WeightVersion.model_validate(known | {"unreadable": text})
+
+
+def _readable_status(manifest: Manifest) -> Manifest:
+    """The record, if it can be read; else the fleet's own must do."""
+    status: Manifest = manifest.get("status") or {}
+    try:
+        WeightVersionStatus.model_validate(status)
+    except ValidationError:
+        return {}
+    return status
 
 
 def identity_of(fleet: RolloutEngine) -> FleetIdentity:

@@ -116,7 +116,7 @@ def test_columns_are_those_of_the_design() -> None:
     }
     assert narrow == {
         "roe": ["Mode", "Desired", "Serving", "Version", "State", "Age"],
-        "wv": ["Version", "Committed", "Phase", "Engines", "Paused", "Age"],
+        "wv": ["Version", "Committed", "Phase", "Engines", "Paused", "Age", "Reason", "Message"],
     }
 
 

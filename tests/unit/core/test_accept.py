@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import EnvVar, Model
+from rollfleet_operator.api.rolloutengine import Committed, EnvVar, Model
 from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.api.weightversion import Source, SourceType
 from rollfleet_operator.core.accept import in_charge, judge_fleet, judge_orphan, judge_weight_version, path_fault
@@ -18,6 +18,7 @@ from tests.support.builders import (
     make_settings,
     make_weight_version,
 )
+from tests.support.simulated_updates import ROLLBACK
 
 HOST = VolumeSource(host_path={"path": "/data"})
 
@@ -124,6 +125,27 @@ def test_a_checkpoint_needs_a_volume_and_a_path_below_it() -> None:
     assert "spec.volumes.checkpoints" in verdict.message
     empty = make_weight_version(1, source=Source(type=SourceType.CHECKPOINT))
     assert "spec.source.checkpoint" in judge_weight_version(empty, make_fleet(), empty, None).message
+
+
+@pytest.mark.parametrize(
+    ("committed", "accepted"),
+    [(make_committed(5), True), (make_committed(0), True), (make_committed(5, checkpoint=None), False), (None, True)],
+    ids=["with a checkpoint", "version 0", "stored nowhere", "not known yet"],
+)
+def test_rollback_needs_a_stored_copy_of_the_committed_version(committed: Committed | None, accepted: bool) -> None:
+    weight_version = make_weight_version(6, on_failure=ROLLBACK)
+    verdict = judge_weight_version(weight_version, make_fleet(), weight_version, committed)
+    assert verdict.accepted is accepted
+    if not accepted:
+        assert verdict.reason is Reason.VERSION_NOT_STORED
+        assert "spec.onFailure.type is Rollback" in verdict.message
+        assert "version 5 is stored nowhere" in verdict.message
+
+
+def test_rollback_stays_accepted_once_its_own_version_is_committed() -> None:
+    weight_version = make_weight_version(5, on_failure=ROLLBACK)
+    committed = make_committed(5, checkpoint=None)
+    assert judge_weight_version(weight_version, make_fleet(), weight_version, committed).accepted
 
 
 def test_a_weight_version_without_a_fleet_names_the_reference() -> None:

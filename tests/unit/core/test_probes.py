@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.probes import Disagreement, agree, compare
 from rollfleet_protocol.state import ProbeResult
 from tests.support.builders import make_probe
 
@@ -63,3 +63,30 @@ def test_every_rank_of_a_data_parallel_engine_counts() -> None:
 
 def test_one_engine_has_nobody_to_agree_with() -> None:
     assert compare([("e0", make_probe(1))], LIMIT) == ""
+
+
+def answers(*firsts: float) -> list[tuple[str, ProbeResult | None]]:
+    return [(f"e{i}", make_probe(1, logprobs=(first, -2.0))) for i, first in enumerate(firsts)]
+
+
+@pytest.mark.parametrize(
+    ("firsts", "odd"),
+    [
+        ((-1.0, -1.0, -1.0), set()),
+        ((-1.0, -1.5, -1.0), {"e1"}),
+        ((-1.5, -1.0, -1.0005, -0.5, -1.0), {"e0", "e3"}),
+        ((-1.0, -1.0009, -1.0015), {"e0"}),
+        ((float("nan"), -1.0, -1.0), None),
+        ((-1.0, -1.5), None),
+        ((-1.0, -1.0, -1.5, -1.5), None),
+        ((-1.0, -1.1, -1.2), None),
+        ((-1.0,) * 9 + (-2.0,) * 4, None),
+    ],
+)
+def test_who_answers_unlike_a_majority(firsts: tuple[float, ...], odd: set[str] | None) -> None:
+    found = agree(answers(*firsts), LIMIT, most=3)
+    assert isinstance(found, Disagreement) if odd is None else found == odd
+
+
+def test_an_engine_without_an_answer_is_not_odd_but_a_disagreement() -> None:
+    assert isinstance(agree([*answers(-1.0, -1.0, -1.0), ("e3", None)], LIMIT, most=3), Disagreement)

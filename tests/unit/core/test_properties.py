@@ -3,7 +3,8 @@
 `World.check` runs after every change and asserts that whoever is open is verified at the committed version and really
 holds it, so two versions are never open at once; that no transfer to another version begins while anybody answers;
 that no epoch is used before it is recorded, and that committed versions only rise. Here: that every update ends in
-time, that the fleet comes back once the faults stop, and that it is idle then.
+time under each policy of spec.onFailure, that the fleet comes back once the faults stop (what is held is released by
+its deletion), so that nothing is left paused without an owner, and that it is idle then.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ from dataclasses import dataclass, replace
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from rollfleet_operator.api.weightversion import Deadlines
+from rollfleet_operator.api.rolloutengine import Aftermath
+from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure
+from rollfleet_operator.api.weightversion import Phase as UpdatePhase
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.core.plan import plan
@@ -48,13 +51,23 @@ class Scenario:
     step_s: tuple[float, ...]  # how long each step takes
     faults: Faults
     bumps: tuple[tuple[tuple[Blow, ...], bool, bool], ...]  # (blows, bad checkpoint, bumped again in mid-update)
+    policies: tuple[OnFailure, ...] = (OnFailure(),)  # by turns
+    min_serving: int = 1
+    retries: bool = False  # what failed is asked for once more
 
 
 def chance(most: float) -> st.SearchStrategy[float]:
     return st.sampled_from([0.0, most / 4, most])
 
 
-KINDS = ("crash", "delete", "delete, late hook", "cut off", "fail", "restart", "down", "new operator")
+POLICIES = (
+    OnFailure(),
+    OnFailure(type=FailureType.RETRY, max_attempts=2),
+    OnFailure(type=FailureType.ROLLBACK),
+    OnFailure(type=FailureType.HOLD),
+)
+FAULTS = (FailureReason.TRANSFER_FAILED, FailureReason.COVERAGE_FAILED, FailureReason.CHECKPOINT_CHANGED)
+KINDS = ("crash", "delete", "delete, late hook", "cut off", "fail", "skew", "restart", "down", "new operator")
 blows = st.builds(
     Blow,
     after_s=st.sampled_from([0.0, 0.05, 0.15, 0.25, 0.35, 0.5, 1.0, 2.0, 5.0, 15.0]),
@@ -80,6 +93,9 @@ scenarios = st.builds(
     bumps=st.lists(
         st.tuples(st.lists(blows, max_size=3).map(tuple), st.booleans(), st.booleans()), min_size=1, max_size=3
     ).map(tuple),
+    policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3).map(tuple),
+    min_serving=st.integers(1, 2),
+    retries=st.booleans(),
 )
 
 
@@ -100,7 +116,9 @@ def strike(world: World, blow: Blow, calm: list[bool]) -> None:
         world.cut_off(uid, blow.seconds)
     elif blow.kind == "fail":
         step = STEPS[int(blow.seconds) % len(STEPS)]
-        world.pods[uid].temper.fails[step] = fault(FailureReason.TRANSFER_FAILED, "boom")
+        world.pods[uid].temper.fails[step] = fault(FAULTS[blow.who % len(FAULTS)], "boom")
+    elif blow.kind == "skew":
+        world.pods[uid].temper.skew = blow.seconds
     else:
         world.restart_operator(blow.seconds if blow.kind == "down" else 0.0)
 
@@ -118,20 +136,34 @@ def live_through(scenario: Scenario) -> World:
         version += 1
         if bad:
             world.store.faults[f"step-{version}"] = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
-        world.apply_weight_version(make_weight_version(version, deadlines=DEADLINES))
+        policy = scenario.policies[version % len(scenario.policies)]
+        spec = {
+            "deadlines": DEADLINES,
+            "on_failure": policy,
+            "min_serving": min(scenario.min_serving, scenario.replicas),
+        }
+        world.apply_weight_version(make_weight_version(version, **spec))
         for blow in hits:
             world.later(blow.after_s, lambda blow=blow: strike(world, blow, calm))  # type: ignore[misc]
         if again:
             world.run(0.4)
             continue
-        assert world.run(1000, lambda version=version: world.ended(version)), world.status().phase  # type: ignore[misc]
-        # Deadlines count from when somebody could act, so the last time that the operator came back begins them anew.
-        up_since = world.settings.up_since or NOW
-        counted = (world.now - max(up_since, world.status().started_at or NOW)).total_seconds()
-        assert counted < ALL_DEADLINES_S + SLACK_S, "too late"
+        see_it_end(world, version, policy)
+        if scenario.retries and world.in_phase(UpdatePhase.FAILED):
+            world.apply_weight_version(make_weight_version(version, **spec, retry_request="again"))
+            assert world.run(10, lambda: not world.in_phase(UpdatePhase.FAILED)), "a new request starts work"
+            see_it_end(world, version, policy)
     calm.append(True)
     recover(world, version)
     return world
+
+
+def see_it_end(world: World, version: int, policy: OnFailure) -> None:
+    """In time: deadlines count from when somebody could act, so the return of an operator begins them anew."""
+    assert world.run(2000, lambda: world.ended(version)), world.status().phase
+    up_since = world.settings.up_since or NOW
+    counted = (world.now - max(up_since, world.status().started_at or NOW)).total_seconds()
+    assert counted < policy.attempts * ALL_DEADLINES_S + SLACK_S, "too late"
 
 
 def recover(world: World, version: int) -> None:
@@ -140,8 +172,14 @@ def recover(world: World, version: int) -> None:
     world.store.faults.clear()
     for pod in world.pods.values():
         pod.temper.fails.clear()
+        pod.temper.skew = 0.0
         pod.cut_off_until = -1.0
-    assert world.run(ALL_DEADLINES_S + SLACK_S, lambda: world.ended(version)), world.status().phase
+    assert world.run(3 * ALL_DEADLINES_S + SLACK_S, lambda: world.ended(version)), world.status().phase
+    last = world.fleet.status.last_finished
+    if last is not None and last.aftermath is Aftermath.HELD:
+        world.weight_versions.clear()
+    for uid in odd_ones(world):
+        world.delete_pod(uid)  # as its status says
     committed = world.fleet.status.committed
     assert committed is not None
     assert world.run(200, lambda: is_well(world, committed.version)), world.fleet.status.engines
@@ -150,6 +188,18 @@ def recover(world: World, version: int) -> None:
     world.run(60)
     assert (world.fleet_writes, world.weight_version_writes) == writes, "C31: an idle fleet is written to"
     assert world.decisions[-1] == Decision()
+
+
+def odd_ones(world: World) -> list[str]:
+    """Engines that answered the probe unlike the others, while they did."""
+    committed = world.fleet.status.committed
+    excluded = () if committed is None else committed.excluded
+    odd = [detail.name for detail in world.fleet.status.engines.details if "differ by" in detail.message]
+    return [
+        uid
+        for uid, pod in world.pods.items()
+        if pod.view.name in odd or (pod.process is not None and pod.process.state.incarnation in excluded)
+    ]
 
 
 def is_well(world: World, version: int) -> bool:

@@ -84,7 +84,7 @@ def test_c11_a_bad_checkpoint_is_found_before_any_pause(case: str) -> None:
     message = failed(world, 2, BAD_CHECKPOINTS[case].reason.value)
     assert BAD_CHECKPOINTS[case].message in message
     assert "qwen-0-0-" in message
-    assert world.status().attempt in (5, 6)
+    assert world.status().prepare_attempt in (5, 6)
     assert world.status().progress.failed[0].message == BAD_CHECKPOINTS[case].message
 
 
@@ -96,7 +96,7 @@ def test_c11_a_checkpoint_that_becomes_whole_in_time_is_taken() -> None:
     assert world.in_phase(Phase.PREPARING)
     world.store.faults.clear()
     assert world.run(20, lambda: world.ended(2) and world.all_serve(2))
-    assert world.status().attempt > 3
+    assert world.status().prepare_attempt > 3
 
 
 def test_after_failed_only_a_higher_version_starts_work() -> None:

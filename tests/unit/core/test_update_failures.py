@@ -6,7 +6,7 @@ from rollfleet_engine.guard.states import EngineDied
 from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
 from rollfleet_protocol.state import FailureReason, OperationName
 from tests.support.simulated_engine import fault
-from tests.support.simulated_updates import DEADLINES, SLACK_S, bump, failed, make_world
+from tests.support.simulated_updates import DEADLINES, ROLLBACK, SLACK_S, bump, failed, make_world
 from tests.support.simulated_world import slow
 
 
@@ -32,12 +32,10 @@ def test_an_engine_that_drains_too_long_ends_it_at_the_deadline_and_all_reopen()
 @pytest.mark.parametrize("step", [OperationName.TRANSFER, OperationName.VERIFY])
 def test_a_failure_after_the_first_touch_burns_the_epoch_and_restores_the_version(step: OperationName) -> None:
     world = make_world(version=1)
-    world.pods[world.uid_of(1)].temper.fails[step] = fault(
-        FailureReason.COVERAGE_FAILED, "layers.3.mlp: 12 of 16 loaded"
-    )
-    bump(world, 2)
+    world.pods[world.uid_of(1)].temper.fails[step] = fault(FailureReason.TRANSFER_FAILED, "rank 3: out of memory")
+    bump(world, 2, on_failure=ROLLBACK)
     assert world.run(30, lambda: world.ended(2))
-    assert "layers.3.mlp" in failed(world, 2, "CoverageFailed")
+    assert failed(world, 2, "TransferFailed").endswith("rank 3: out of memory; version 1 is restored from 'step-1'")
     assert world.fleet.status.epoch > world.status().epoch
     assert world.run(30, lambda: world.all_serve(1))
     assert world.committed_versions == [0, 1]
@@ -45,10 +43,11 @@ def test_a_failure_after_the_first_touch_burns_the_epoch_and_restores_the_versio
 
 def test_version_zero_is_restored_from_the_model_itself() -> None:
     world = make_world()
-    world.pods[world.uid_of(0)].temper.fails[OperationName.VERIFY] = fault(FailureReason.CACHE_RESET_FAILED, "mm cache")
-    bump(world, 1)
+    for pod in world.pods.values():
+        pod.temper.fails[OperationName.VERIFY] = fault(FailureReason.CACHE_RESET_FAILED, "mm cache")
+    bump(world, 1, on_failure=ROLLBACK)
     assert world.run(30, lambda: world.ended(1))
-    failed(world, 1, "CacheResetFailed")
+    assert failed(world, 1, "CacheResetFailed").endswith("version 0 is restored from model.path")
     assert world.run(30, lambda: world.all_serve(0))
     assert {pod.process.state.weights.source for pod in world.pods.values() if pod.process} == {"model"}
 
@@ -56,7 +55,7 @@ def test_version_zero_is_restored_from_the_model_itself() -> None:
 def test_a_transfer_that_hangs_ends_at_its_deadline() -> None:
     world = make_world(version=1)
     world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.TRANSFER, 60.0)().seconds
-    bump(world, 2)
+    bump(world, 2, on_failure=ROLLBACK)
     assert world.run(DEADLINES.transfer_seconds + SLACK_S, lambda: world.ended(2))
     assert "Transferring did not end within 40 s" in failed(world, 2, "DeadlineExceeded")
     assert world.run(150, lambda: world.all_serve(1))
@@ -82,14 +81,17 @@ def test_nor_does_a_deadline_that_is_too_short_for_any_transfer() -> None:
 
 def test_probes_that_disagree_fail_it_and_name_the_engines() -> None:
     world = make_world(version=1)
-    bump(world, 2, verify=VerifySpec(probe=Probe(tokens=(4, 5, 6), max_abs_logprob_diff="0.01")))
+    probe = Probe(tokens=(4, 5, 6), max_abs_logprob_diff="0.01")
+    bump(world, 2, verify=VerifySpec(probe=probe), on_failure=ROLLBACK)
     assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.pods[world.uid_of(1)].temper.skew = -0.5
     world.pods[world.uid_of(2)].temper.skew = 0.5
     assert world.run(30, lambda: world.ended(2))
     message = failed(world, 2, "ProbesDisagree")
     assert "qwen-2-0-" in message
     assert "allowed is 0.01" in message
-    world.pods[world.uid_of(2)].temper.skew = 0.0
+    for ordinal in (1, 2):
+        world.pods[world.uid_of(ordinal)].temper.skew = 0.0
     assert world.run(30, lambda: world.all_serve(1))
 
 
@@ -107,7 +109,7 @@ def test_an_engine_that_dies_is_out_and_the_others_commit(phase: Phase) -> None:
 
 def test_where_every_engine_dies_it_fails_and_the_version_is_restored() -> None:
     world = make_world(version=1, load_s=2.0)
-    bump(world, 2)
+    bump(world, 2, on_failure=ROLLBACK)
     assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
     for uid in list(world.pods):
         world.crash(uid)
@@ -119,7 +121,7 @@ def test_where_every_engine_dies_it_fails_and_the_version_is_restored() -> None:
 def test_fails_are_told_once_as_a_warning() -> None:
     world = make_world(version=1)
     world.pods[world.uid_of(1)].temper.fails[OperationName.TRANSFER] = fault(FailureReason.TRANSFER_FAILED, "boom")
-    bump(world, 2)
+    bump(world, 2, on_failure=ROLLBACK)
     assert world.run(60, lambda: world.ended(2) and world.all_serve(1))
     told = [event for event in world.events if event.kind == "WeightVersion" and event.type == "Warning"]
     assert [(event.reason, "boom" in event.message) for event in told] == [("TransferFailed", True)]
@@ -158,7 +160,7 @@ def test_an_armed_engine_that_falls_silent_is_waited_for_and_then_fails_the_upda
     world = make_world(version=1)
     for pod in world.pods.values():
         pod.temper.seconds = lambda _: 0.5
-    bump(world, 2)
+    bump(world, 2, on_failure=ROLLBACK)
     assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
     world.cut_off(world.uid_of(1), DEADLINES.transfer_seconds + 10)
     begun = world.time

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Phase, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngineStatus
+from rollfleet_operator.api.weightversion import HistoryEntry, Phase, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import Denied, InvalidSpec, Unreachable
 from rollfleet_operator.clients.events import Recorder
 from rollfleet_operator.clients.followers import Followers
 from rollfleet_operator.clients.guards import Endpoint
+from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_operator.core.actions import (
     ApplyObject,
     CreatePod,
@@ -84,6 +85,16 @@ class SilentGuards:
         raise AssertionError("unreachable")
 
 
+class Tally(SilentMeter):
+    """Counts the ends of updates."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[str, str, str]] = []
+
+    def update_finished(self, namespace: str, name: str, outcome: str) -> None:
+        self.finished.append((namespace, name, outcome))
+
+
 class Desk:
     """A reconciler whose plan a test gives."""
 
@@ -95,7 +106,8 @@ class Desk:
         self.followers = Followers(self.guards, self.queue.put, lambda: NOW)
         self.records = Records(self.queue, self.followers)
         self.recorder = Recorder(self.cluster, "operator-0", lambda: NOW)
-        certificates, meter = Certificates(self.cluster, "rollfleet", lambda: NOW), SilentMeter()
+        self.meter = meter = Tally()
+        certificates = Certificates(self.cluster, "rollfleet", lambda: NOW)
         uptime = Uptime(lambda: NOW)
         observer = Observer(self.cluster, certificates, self.records, SETTINGS, uptime)
         applier = Applier(self.cluster, self.recorder, self.records, meter)
@@ -230,6 +242,34 @@ async def test_what_fails_stops_nothing_else_and_is_said(desk: Desk) -> None:
     assert any("Required value" in note for note in said)
     assert any("exceeded quota" in note for note in said)
     assert await desk.is_due(0.2)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+async def test_every_end_of_an_update_is_counted_once(desk: Desk, outcome: Outcome) -> None:
+    ended = HistoryEntry(version=1, outcome=outcome, time=NOW)
+    before = WeightVersionStatus(phase=Phase.VERIFYING, version=2, history=(ended,))
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version() | {"status": before.dump()})
+    after = before.model_copy(update={"history": (ended, ended.model_copy(update={"version": 2}))})
+    desk.decision = Decision(weight_version_statuses=(WeightVersionStatusWrite("policy", after),))
+    await desk.run()
+    assert desk.meter.finished == [("rl", "policy", outcome.value)]
+
+
+async def test_a_weight_version_that_cannot_be_read_holds_up_no_other(desk: Desk) -> None:
+    bad = make_version()
+    bad["metadata"] |= {"name": "odd", "uid": "w-2"}
+    bad["spec"]["strategy"] = {"type": "Sideways"}
+    bad["status"] = {"phase": "Dancing"}
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version())
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", bad)
+    await desk.run()
+    assert desk.observed is not None
+    found = {each.metadata.name: each for each in desk.observed.weight_versions}
+    assert found["policy"].unreadable == ""
+    assert "WeightVersion rl/odd: spec.strategy.type" in found["odd"].unreadable
+    verdict = judge_weight_version(found["odd"], desk.observed.fleet, found["odd"], None)
+    assert (verdict.accepted, verdict.reason.value) == (False, "InvalidSpec")
+    assert "spec.strategy.type" in verdict.message
 
 
 async def test_the_next_pass_knows_what_was_refused_until_it_is_taken(desk: Desk) -> None:
