@@ -140,10 +140,6 @@ BAD_VERSIONS = {
     "no fleet": (lambda document: document["spec"].pop("engineRef"), "spec.engineRef: Required value"),
     "pause mode that is not built": (setting("spec.pause.mode", "keep"), 'spec.pause.mode: Unsupported value: "keep"'),
     "strategy that is not built": (setting("spec.strategy.type", "Rolling"), "spec.strategy.type: Unsupported value"),
-    "a failure policy that is not built": (
-        setting("spec.onFailure", {"type": "Retry"}),
-        'unknown field "spec.onFailure"',
-    ),
     "one probe token": (setting("spec.verify.probe.tokens", [1]), "spec.verify.probe.tokens"),
     "a negative token": (
         setting("spec.verify.probe.tokens", [1, -2]),
@@ -153,6 +149,11 @@ BAD_VERSIONS = {
         setting("spec.deadlines.transferSeconds", 0),
         "spec.deadlines.transferSeconds: Invalid value",
     ),
+    "attempts of a policy without any": (
+        setting("spec.onFailure", {"type": "Hold", "maxAttempts": 2}),
+        "spec.onFailure.maxAttempts is only for spec.onFailure.type Retry",
+    ),
+    "no engine serving": (setting("spec.minServing", 0), "spec.minServing"),
 }
 
 
@@ -197,6 +198,8 @@ ALLOWED_CHANGES = {
     "version with the same source": setting("spec.version", 6),
     "deadline alone": setting("spec.deadlines", {"prepareSeconds": 5}),
     "step alone": setting("spec.step", "2100"),
+    "a retry request": setting("spec.retryRequest", "folder put back"),
+    "what follows a failure": setting("spec.onFailure", {"type": "Retry", "maxAttempts": 5}),
 }
 
 
@@ -242,6 +245,7 @@ def test_defaults_of_a_version_are_filled_in(namespace: str, at_five: Object) ->
     assert spec["pause"] == {"mode": "abort"}
     assert spec["strategy"] == {"type": "Atomic"}
     assert spec["deadlines"]["prepareSeconds"] == 600
+    assert (spec["onFailure"], spec["minServing"]) == ({"type": "Retry"}, 1)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +292,7 @@ def test_columns_short_names_and_category(namespace: str) -> None:
         "replace", "--subresource=status", "-f", "-", manifest={**read, "status": full_weight_version_status().dump()}
     )
     header, row = kubectl("get", "wv", "columns", "--namespace", namespace).splitlines()
-    assert header.split() == ["NAME", "VERSION", "COMMITTED", "PHASE", "ENGINES", "PAUSED", "AGE"]
+    assert header.split() == ["NAME", "VERSION", "COMMITTED", "PHASE", "ENGINES", "PAUSED", "AGE", "REASON", "MESSAGE"]
     assert row.split()[:6] == ["columns", "1", "41", "Verifying", "1/2", "0.406"]
     listed = kubectl("get", "rollfleet", "--namespace", namespace, "--output", "name").split()
     assert {"rolloutengine.rollfleet.io/columns", "weightversion.rollfleet.io/columns"} <= set(listed)
