@@ -138,11 +138,20 @@ def judge_weight_version(
         cure = "set it to the volume that holds the checkpoints"
         text = f"spec.source.checkpoint needs spec.volumes.checkpoints of RolloutEngine {fleet_name!r}: {cure}"
         return _refused(Reason.INVALID_SPEC, text)
-    pause, deadlines = spec.pause, spec.deadlines
-    if pause.mode is PauseMode.WAIT and pause.drain_timeout_seconds >= deadlines.quiesce_seconds:
-        text = f"must be less than spec.deadlines.quiesceSeconds ({deadlines.quiesce_seconds})"
-        return _refused(Reason.INVALID_SPEC, f"spec.pause.drainTimeoutSeconds {text}")
-    return _judge_version(weight_version, committed) or _judge_rollback(weight_version, committed) or ACCEPTED
+    return (
+        _judge_pause(weight_version)
+        or _judge_version(weight_version, committed)
+        or _judge_rollback(weight_version, committed)
+        or ACCEPTED
+    )
+
+
+def _judge_pause(weight_version: WeightVersion) -> Verdict | None:
+    pause, deadlines = weight_version.spec.pause, weight_version.spec.deadlines
+    if pause.mode is not PauseMode.WAIT or pause.drain_timeout_seconds < deadlines.quiesce_seconds:
+        return None
+    text = f"must be less than spec.deadlines.quiesceSeconds ({deadlines.quiesce_seconds})"
+    return _refused(Reason.INVALID_SPEC, f"spec.pause.drainTimeoutSeconds {text}")
 
 
 def _judge_rollback(weight_version: WeightVersion, committed: Committed | None) -> Verdict | None:
