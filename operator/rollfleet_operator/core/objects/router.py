@@ -117,11 +117,12 @@ def _container(fleet: RolloutEngine, settings: Settings) -> Manifest:
             "timeoutSeconds": 5,
             "failureThreshold": 300,
         },
+        # True once it has found an engine that is in: before that it would refuse what others can answer.
         "readinessProbe": {
-            "tcpSocket": {"port": "http"},
+            "httpGet": {"path": "/readiness", "port": "http"},
             "periodSeconds": 1,
             "timeoutSeconds": 5,
-            "failureThreshold": 3,
+            "failureThreshold": 10,
         },
         "livenessProbe": {
             "tcpSocket": {"port": "http"},
@@ -150,7 +151,7 @@ def _args(fleet: RolloutEngine) -> list[str]:
         "--disable-retries",
         "--health-check-endpoint=/readyz",
         "--health-check-interval-secs=1",
-        "--health-failure-threshold=1",
+        "--health-failure-threshold=3",  # one slow answer on a busy node is none; the guard refuses by itself anyway
         "--health-success-threshold=1",
         "--prometheus-host=0.0.0.0",
         f"--prometheus-port={METRICS_PORT}",
