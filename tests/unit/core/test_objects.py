@@ -168,7 +168,9 @@ def test_the_router_finds_the_serving_set_and_lets_refusals_pass() -> None:
     (router,) = deployment["spec"]["template"]["spec"]["containers"]
     assert router["image"] == "registry.example/vllm-router:0.1.17"
     assert set(router["resources"]["requests"]) == {"cpu", "memory"}, "a router of class BestEffort starves first"
-    assert router["readinessProbe"]["httpGet"] == {"path": "/readiness", "port": "http"}, "none that knows no engine yet"
+    assert router["readinessProbe"]["httpGet"] == {"path": "/readiness", "port": "http"}, (
+        "none that knows no engine yet"
+    )
     args = router["args"]
     at = args.index("--selector")
     assert args[at + 1 : at + 4] == [
