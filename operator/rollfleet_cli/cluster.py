@@ -1,4 +1,4 @@
-"""Reading our objects, and the engines' pods, with the credentials that kubectl uses."""
+"""Our objects, and the engines' pods, read and written with the credentials that kubectl uses."""
 
 import json
 import os
@@ -8,14 +8,16 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from rollfleet_cli.errors import ForbiddenError, NotFoundError, UnreachableError
-from rollfleet_operator.api.meta import GROUP, LABEL_COMPONENT, LABEL_FLEET, VERSION, ApiModel
+from rollfleet_cli.errors import ConflictError, ForbiddenError, NotFoundError, RejectedError, UnreachableError
+from rollfleet_operator.api.meta import API_VERSION, GROUP, LABEL_COMPONENT, LABEL_FLEET, VERSION, ApiModel
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 
 Model = TypeVar("Model", bound=ApiModel)
 CONNECT_S, READ_S = 5.0, 15.0
-HTTP_FORBIDDEN, HTTP_NOT_FOUND = 403, 404
+HTTP_BAD_REQUEST, HTTP_FORBIDDEN, HTTP_NOT_FOUND, HTTP_CONFLICT, HTTP_INVALID = 400, 403, 404, 409, 422
+JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
+FIELD_MANAGER = "rollfleet-cli"
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -41,6 +43,18 @@ class Reader(Protocol):
         ...
 
 
+class Writer(Reader, Protocol):
+    """What the commands need that ask for another version."""
+
+    def create_version(self, namespace: str, manifest: dict[str, Any]) -> WeightVersion:
+        """Create a WeightVersion; ConflictError where its name is taken."""
+        ...
+
+    def patch_version(self, namespace: str, name: str, patch: dict[str, Any]) -> WeightVersion:
+        """JSON merge patch; ConflictError where metadata.resourceVersion in it is not the newest."""
+        ...
+
+
 @dataclass(frozen=True)
 class Access:
     """Where the cluster is: as kubectl's own options say."""
@@ -50,7 +64,7 @@ class Access:
 
 
 class Cluster:
-    """Keeps Reader, with the official client. Its import takes a while, so it happens when a cluster is needed."""
+    """Keeps Writer, with the official client. Its import takes a while, so it happens when a cluster is needed."""
 
     namespace: str
 
@@ -108,18 +122,44 @@ class Cluster:
         except ForbiddenError:
             return None
 
+    def create_version(self, namespace: str, manifest: dict[str, Any]) -> WeightVersion:
+        """Create a WeightVersion."""
+        name = manifest["metadata"]["name"]
+        body = {"apiVersion": API_VERSION, "kind": "WeightVersion", **manifest}
+        path = f"/apis/{API_VERSION}/namespaces/{namespace}/weightversions"
+        return _read(WeightVersion, self._write("POST", path, f"WeightVersion {namespace}/{name}", JSON, body))
+
+    def patch_version(self, namespace: str, name: str, patch: dict[str, Any]) -> WeightVersion:
+        """JSON merge patch of a WeightVersion."""
+        path = f"/apis/{API_VERSION}/namespaces/{namespace}/weightversions/{name}"
+        return _read(WeightVersion, self._write("PATCH", path, f"WeightVersion {namespace}/{name}", MERGE_PATCH, patch))
+
     def _list(self, plural: str, namespace: str | None) -> list[dict[str, Any]]:
         where = f"namespaces/{namespace}/" if namespace else ""
         return list(self._get(f"/apis/{GROUP}/{VERSION}/{where}{plural}", plural)["items"])
 
     def _get(self, path: str, what: str, **query: str) -> dict[str, Any]:
+        return self._call("GET", path, what, {}, None, query)
+
+    def _write(self, method: str, path: str, what: str, kind: str, body: dict[str, Any]) -> dict[str, Any]:
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        return self._call(method, path, what, {"Content-Type": kind}, body, query)
+
+    def _call(
+        self, method: str, path: str, what: str, headers: dict[str, str], body: Any, query: dict[str, str]
+    ) -> dict[str, Any]:
         from kubernetes.client import ApiException  # noqa: PLC0415
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
         host = self._client.configuration.host
         try:
             request = self._client.param_serialize(
-                "GET", path, query_params=list(query.items()), auth_settings=["BearerToken"]
+                method,
+                path,
+                query_params=list(query.items()),
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
             )
             answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, READ_S))
             return _checked(answer.status, answer.read(), what)
@@ -151,6 +191,10 @@ def _checked(status: int, body: bytes, what: str) -> dict[str, Any]:
         raise NotFoundError(f"{what}: {words}")
     if status == HTTP_FORBIDDEN:
         raise ForbiddenError(f"{what}: {words}")
+    if status == HTTP_CONFLICT:
+        raise ConflictError(f"{what}: {words}")
+    if status in (HTTP_BAD_REQUEST, HTTP_INVALID):
+        raise RejectedError(f"{what}: {words}")
     raise UnreachableError(f"{what}: HTTP {status}: {words}")
 
 

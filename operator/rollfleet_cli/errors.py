@@ -2,10 +2,14 @@
 
 CommandError
 ├── UnreachableError   1   no answer from the API server, or no way to it
-├── ForbiddenError     1   the user may not read this
-├── NotFoundError      3   no such fleet, or no WeightVersion where one is needed
-├── UpdateFailedError  4   the awaited version ended Failed
-└── TimedOutError      5   --timeout passed first
+├── ForbiddenError     1   the user may not do this
+├── RejectedError      1   the API server does not take what was to be written
+├── ConflictError      1   others kept writing the same object
+├── NotPossibleError   1   the fleet, as it is, has no use for what is asked
+├── NotFoundError      3   no such fleet, no WeightVersion where one is needed, or no version to go back to
+├── UpdateFailedError  4   the awaited version ended Failed, or is not accepted
+├── TimedOutError      5   --timeout passed first
+└── SupersededError    6   a higher version was asked for before the awaited one was served
 
 2 is the shell's own for wrong usage, 130 for Ctrl-C.
 """
@@ -22,11 +26,23 @@ class UnreachableError(CommandError):
 
 
 class ForbiddenError(CommandError):
-    """The user may not read this."""
+    """The user may not do this."""
+
+
+class RejectedError(CommandError):
+    """The API server does not take what was to be written; its words are the message."""
+
+
+class ConflictError(CommandError):
+    """Somebody else wrote first."""
+
+
+class NotPossibleError(CommandError):
+    """The fleet, as it is, has no use for what is asked."""
 
 
 class NotFoundError(CommandError):
-    """No such fleet."""
+    """No such fleet, or no such version."""
 
     exit_code = 3
 
@@ -41,3 +57,9 @@ class TimedOutError(CommandError):
     """Not within the time that was given."""
 
     exit_code = 5
+
+
+class SupersededError(CommandError):
+    """A higher version was asked for first."""
+
+    exit_code = 6

@@ -1,4 +1,4 @@
-"""`rollfleet watch`: looks again and again, tells what changed, and knows when to end."""
+"""Waiting: looks again and again, tells what changed, and knows when to end."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rollfleet_cli.cluster import Reader
-from rollfleet_cli.errors import NotFoundError, TimedOutError, UnreachableError, UpdateFailedError
-from rollfleet_cli.view import FleetView, build_view
+from rollfleet_cli.errors import (
+    NotFoundError,
+    SupersededError,
+    TimedOutError,
+    UnreachableError,
+    UpdateFailedError,
+)
+from rollfleet_cli.view import FleetView, UpdateView, build_view
 
 INTERVAL_S = 0.25
 GIVE_UP_S = 30.0  # without any answer from the API server
@@ -47,24 +53,40 @@ def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: f
         clock.sleep(INTERVAL_S)
 
 
-def has_reached(view: FleetView, wanted: int) -> bool:
-    """Whether the fleet serves the wanted version, or a higher one; UpdateFailedError where it will not."""
-    update = view.update
+def has_reached(view: FleetView, wanted: int, *, exactly: bool = False) -> bool:
+    """Whether the fleet serves the wanted version, or a higher one; UpdateFailedError where it will not.
+
+    `exactly`: a higher one does not do, so SupersededError where it came first.
+    """
+    update, place = view.update, f"{view.namespace}/{view.name}"
+    if exactly and update is not None and update.version > wanted:
+        return _was_reached(view, update, wanted)
     held = view.committed is not None and view.committed >= wanted
-    if held and (update is None or update.version > wanted):
+    if held and (update is None or update.version > wanted or update.refused):
         return True  # whatever becomes of the next one
-    if update is None:
-        if wanted == 0:
-            return False  # the fleet's own first version
-        raise NotFoundError(f"{view.namespace}/{view.name}: no WeightVersion names this fleet")
-    if not update.is_current or update.version < wanted:
-        return False
-    if update.phase == "Active":
-        return True
-    if update.phase == "Failed":
+    if update is None and wanted > 0:
+        raise NotFoundError(f"{place}: no WeightVersion names this fleet")
+    if update is None or update.version < wanted:
+        return False  # the fleet's own first version; or it may still be raised
+    if update.refused:
+        raise UpdateFailedError(f"{place}: version {update.version} is not accepted: {update.refused}")
+    if update.is_current and update.phase == "Failed":
         why = view.last_failure or f"version {update.version}: {update.message or 'see `rollfleet status`'}"
-        raise UpdateFailedError(f"{view.namespace}/{view.name}: the update failed: {why}")
-    return False
+        raise UpdateFailedError(f"{place}: the update failed: {why}")
+    return update.is_current and update.phase == "Active"
+
+
+def _was_reached(view: FleetView, update: UpdateView, wanted: int) -> bool:
+    """What became of a version that is no longer asked for."""
+    place = f"{view.namespace}/{view.name}"
+    ended = next((entry for entry in reversed(update.history) if entry.version == wanted), None)
+    if view.committed == wanted or (ended is not None and ended.outcome == "Active"):
+        return True
+    if ended is not None and ended.outcome == "Failed":
+        raise UpdateFailedError(f"{place}: the update failed: version {wanted}: {ended.message}")
+    if ended is None and not update.is_current:
+        return False  # the operator may be opening it at this moment
+    raise SupersededError(f"{place}: version {wanted} was superseded: {update.name} asks for {update.version} now")
 
 
 def changes(old: FleetView | None, new: FleetView) -> list[str]:

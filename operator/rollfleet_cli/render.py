@@ -11,6 +11,7 @@ from rollfleet_cli.view import EngineView, FleetView, UpdateView
 
 GOOD = {"Serving", "Active"}
 BAD = {"Failed", "Broken", "CommitUnknown", "Unschedulable", "Quarantined", "Uncertain"}
+DIGEST_WIDTH = len("sha256:") + 12  # enough to tell versions apart; JSON has all of it
 MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
 
 
@@ -26,6 +27,21 @@ def render_fleets(views: Iterable[FleetView]) -> RenderableType:
 def render_fleet(view: FleetView, now: datetime) -> RenderableType:
     """One fleet with its engines."""
     return Group(_heading(view), *_update_line(view, now), Text(), _engine_table(view, now), *_words(view))
+
+
+def render_history(view: FleetView, now: datetime) -> RenderableType:
+    """Ended updates, newest last; then why those failed that did."""
+    table = _table("VERSION", "STEP", "CHECKPOINT", "OUTCOME", "DIGEST", "PAUSED", "ENDED")
+    entries = () if view.update is None else view.update.history
+    for entry in entries:
+        paused = f"{entry.paused_seconds} s" if entry.paused_seconds else "-"
+        digest = entry.digest[:DIGEST_WIDTH] or "-"
+        ended = f"{age(entry.time, now)} ago"
+        table.add_row(
+            str(entry.version), entry.step or "-", entry.checkpoint, _state(entry.outcome), digest, paused, ended
+        )
+    reasons = [Text(f"version {entry.version}: {entry.message}", style="yellow") for entry in entries if entry.message]
+    return Group(table, *reasons, Text(f"{view.namespace}/{view.name}: committed version {_number(view.committed)}"))
 
 
 def _fleet_cells(view: FleetView) -> list[RenderableType]:

@@ -26,6 +26,20 @@ class EngineView:
 
 
 @dataclass(frozen=True)
+class HistoryView:
+    """One ended update."""
+
+    version: int
+    step: str
+    checkpoint: str
+    outcome: str
+    digest: str
+    paused_seconds: str
+    time: datetime
+    message: str
+
+
+@dataclass(frozen=True)
 class UpdateView:
     """The WeightVersion of a fleet."""
 
@@ -40,6 +54,8 @@ class UpdateView:
     message: str  # why it does not move, or failed
     is_current: bool  # whether the operator has seen the newest spec
     held_up: tuple[tuple[str, str, str], ...] = ()  # (engine, reason, the engine's own text)
+    refused: str = ""  # why the operator does not accept the newest spec
+    history: tuple[HistoryView, ...] = ()  # oldest first
 
 
 @dataclass(frozen=True)
@@ -125,7 +141,33 @@ def _update(version: WeightVersion) -> UpdateView:
         message=failing.message if failing else "",
         is_current=version.metadata.generation <= status.observed_generation,
         held_up=tuple((each.name, each.reason, each.message) for each in status.progress.failed),
+        refused=_refusal(version, accepted),
+        history=history_of(version),
     )
+
+
+def history_of(version: WeightVersion) -> tuple[HistoryView, ...]:
+    """Ended updates, oldest first."""
+    return tuple(
+        HistoryView(
+            version=entry.version,
+            step=entry.step,
+            checkpoint=entry.checkpoint,
+            outcome=entry.outcome.value,
+            digest=entry.digest,
+            paused_seconds=entry.paused_seconds,
+            time=entry.time,
+            message=entry.message,
+        )
+        for entry in version.status.history
+    )
+
+
+def _refusal(version: WeightVersion, accepted: Condition | None) -> str:
+    """Of the spec as it is now, not of an older one."""
+    if accepted is None or holds(accepted) or accepted.observed_generation < version.metadata.generation:
+        return ""
+    return f"{accepted.reason}: {accepted.message}"
 
 
 def _engines(

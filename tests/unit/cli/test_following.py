@@ -5,11 +5,17 @@ from typing import Any
 
 import pytest
 
-from rollfleet_cli.errors import NotFoundError, TimedOutError, UnreachableError, UpdateFailedError
+from rollfleet_cli.errors import (
+    NotFoundError,
+    SupersededError,
+    TimedOutError,
+    UnreachableError,
+    UpdateFailedError,
+)
 from rollfleet_cli.following import GIVE_UP_S, INTERVAL_S, Clock, changes, follow, has_reached
 from rollfleet_cli.view import FleetView, build_view
 from rollfleet_operator.api.rolloutengine import Committed, LastFinished, Outcome, RolloutEngine
-from rollfleet_operator.api.weightversion import Phase, Progress, WeightVersion
+from rollfleet_operator.api.weightversion import HistoryEntry, Phase, Progress, WeightVersion
 from tests.support.cli import NOW, make_condition, make_fleet, make_pod, make_version
 
 
@@ -131,6 +137,47 @@ def test_version_0_needs_no_weight_version() -> None:
 def test_what_becomes_of_a_later_version_does_not_matter(phase: Phase) -> None:
     fleet = make_fleet(committed=Committed(version=2, time=NOW))
     assert has_reached(view(fleet, make_version(3, phase=phase)), 2)
+
+
+def refused(version: int, *, of_generation: int = 1) -> WeightVersion:
+    said = make_condition("Accepted", holds=False, reason="InvalidSpec", message="set it")
+    condition = said.model_copy(update={"observed_generation": of_generation})
+    return make_version(version, generation=1, phase=Phase.PENDING, conditions=(condition,))
+
+
+def test_a_version_that_is_not_accepted_ends_it_at_once() -> None:
+    with pytest.raises(UpdateFailedError, match="version 2 is not accepted: InvalidSpec: set it"):
+        has_reached(view(make_fleet(), refused(2)), 2)
+
+
+def test_what_is_not_accepted_does_not_matter_where_it_is_not_awaited() -> None:
+    assert has_reached(view(make_fleet(), refused(2)), 3) is False, "it may still be raised"
+    assert has_reached(view(make_fleet(), refused(2, of_generation=0)), 2) is False, "that was said of an older spec"
+    assert has_reached(view(make_fleet(committed=Committed(version=5, time=NOW)), refused(2)), 2)
+
+
+def later(*ended: tuple[int, Outcome], generation: int = 4, observed: int = 4, **status: Any) -> WeightVersion:
+    """Version 3 is asked for, after these have ended."""
+    history = tuple(HistoryEntry(version=v, outcome=o, time=NOW, message="why") for v, o in ended)
+    return make_version(3, generation=generation, observed_generation=observed, history=history, **status)
+
+
+def test_a_version_that_was_served_before_the_next_one_counts() -> None:
+    committed = make_fleet(committed=Committed(version=2, time=NOW))
+    assert has_reached(view(committed, later(phase=Phase.PREPARING)), 2, exactly=True)
+    assert has_reached(view(make_fleet(), later((2, Outcome.ACTIVE))), 2, exactly=True)
+
+
+def test_a_version_that_was_overtaken_is_superseded() -> None:
+    for overtaken in (later((2, Outcome.SUPERSEDED)), later(phase=Phase.ACTIVE)):
+        with pytest.raises(SupersededError, match="version 2 was superseded: qwen-policy asks for 3 now"):
+            has_reached(view(make_fleet(), overtaken), 2, exactly=True)
+    assert has_reached(view(make_fleet(), later(observed=3)), 2, exactly=True) is False, "it may be opening"
+
+
+def test_a_version_that_failed_before_the_next_one_has_failed() -> None:
+    with pytest.raises(UpdateFailedError, match="the update failed: version 2: why"):
+        has_reached(view(make_fleet(), later((2, Outcome.FAILED))), 2, exactly=True)
 
 
 def test_nothing_is_told_twice() -> None:

@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from rich.console import Console, RenderableType
 
-from rollfleet_cli.render import age, render_fleet, render_fleets
+from rollfleet_cli.render import age, render_fleet, render_fleets, render_history
 from rollfleet_cli.view import build_view
 from rollfleet_operator.api.rolloutengine import Committed, EngineDetail, EnginesSummary, LastFinished, Outcome
-from rollfleet_operator.api.weightversion import Phase, Progress
+from rollfleet_operator.api.weightversion import HistoryEntry, Phase, Progress
 from tests.support.cli import NOW, make_condition, make_fleet, make_pod, make_version
 
 LONG = "safetensors: model-00002-of-00002.safetensors ends after 1048576 of 4194304 bytes " * 3
@@ -75,6 +75,33 @@ def test_one_line_for_each_fleet() -> None:
     ]
     assert lines[1].split() == ["rl", "qwen", "2/2", "7", "Serving", "7", "Active", "-"]
     assert len(lines) == 2
+
+
+def test_history_has_a_row_for_each_end_and_the_reasons_below() -> None:
+    failed = HistoryEntry(
+        version=3,
+        step="300",
+        checkpoint="step-3",
+        outcome=Outcome.FAILED,
+        time=NOW - timedelta(hours=3),
+        message="3 is truncated",
+    )
+    active = HistoryEntry(
+        version=4,
+        checkpoint="step-4",
+        outcome=Outcome.ACTIVE,
+        digest="sha256:" + "ab" * 32,
+        paused_seconds="0.412",
+        time=NOW - timedelta(seconds=5),
+    )
+    fleet = make_fleet(committed=Committed(version=4, time=NOW))
+    view = build_view(fleet, [make_version(4, phase=Phase.ACTIVE, history=(failed, active))], [])
+    lines = [line.rstrip() for line in printed(render_history(view, NOW)).splitlines()]
+    assert lines[0].split() == ["VERSION", "STEP", "CHECKPOINT", "OUTCOME", "DIGEST", "PAUSED", "ENDED"]
+    assert lines[1].split() == ["3", "300", "step-3", "Failed", "-", "-", "3h", "ago"]
+    assert lines[2].split() == ["4", "-", "step-4", "Active", "sha256:abababababab", "0.412", "s", "5s", "ago"]
+    assert lines[3] == "version 3: 3 is truncated"
+    assert lines[4] == "rl/qwen: committed version 4"
 
 
 @pytest.mark.parametrize(
