@@ -16,6 +16,7 @@ PREFIX = "/rollfleet/v1"
 STATE_PATH = f"{PREFIX}/state"
 PROBE_PATH = f"{PREFIX}/probe"
 LONGEST_PROBE_SECONDS = 60
+LOOK_PATH = f"{STATE_PATH}?look=true"  # the state at once, and no sign that the operator lives: for people who look
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Epoch = Annotated[int, Field(ge=1, le=2**62)]

@@ -81,7 +81,7 @@ class Cluster:
         disable_warnings(InsecureRequestWarning)  # the kubeconfig said so; kubectl does not warn of it either
         file = str(access.kubeconfig) if access.kubeconfig else None
         try:
-            if _in_a_pod(access):
+            if is_in_a_pod(access):
                 config.load_incluster_config(client_configuration=configuration)
                 self.namespace = OWN_NAMESPACE.read_text().strip()
             else:
@@ -167,7 +167,7 @@ class Cluster:
             raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
 
 
-def _in_a_pod(access: Access) -> bool:
+def is_in_a_pod(access: Access) -> bool:
     """Whether the pod's own account is meant, as with kubectl: no kubeconfig is named or there."""
     named = access.kubeconfig or access.context or os.environ.get("KUBECONFIG")
     return not named and "KUBERNETES_SERVICE_HOST" in os.environ and not Path("~/.kube/config").expanduser().exists()

@@ -124,6 +124,8 @@ class ControlApp:
         return _response(refusal(RefusalReason.NOT_FOUND, f"no such route: {request.method} {path[:200]}"))
 
     async def _state(self, request: Request) -> Response:
+        if request.query_params.get("look") == "true":
+            return _state_response(200, self._service.state())
         try:
             after = _integer(request.query_params.get("after"))
             wait_s = float(request.query_params.get("waitSeconds", "0"))

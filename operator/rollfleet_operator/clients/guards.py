@@ -19,7 +19,7 @@ from rollfleet_operator.clients.errors import (
 )
 from rollfleet_operator.clients.tokens import Tokens
 from rollfleet_operator.ports import Meter
-from rollfleet_protocol.commands import PREFIX, STATE_PATH, Command
+from rollfleet_protocol.commands import LOOK_PATH, PREFIX, STATE_PATH, Command
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.state import EngineState
 
@@ -84,6 +84,11 @@ class GuardClient:
                 return await self._call(endpoint, "GET", STATE_PATH, None, COMMAND_S)
         query = f"?after={after}&waitSeconds={POLL_S}"
         return await self._call(endpoint, "GET", STATE_PATH + query, None, POLL_S + POLL_GRACE_S)
+
+    async def look(self, endpoint: Endpoint) -> EngineState:
+        """The guard's state for somebody who only looks: it is no word of the operator, and postpones nothing."""
+        async with self._short_calls:
+            return await self._call(endpoint, "GET", LOOK_PATH, None, COMMAND_S)
 
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
         """Give a command. All may be repeated, so a connection that the guard closed meanwhile is no failure."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.clients.podviews import pod_view
+from rollfleet_operator.core.objects.common import content_of, says
 from rollfleet_operator.core.observed import PodView
 from rollfleet_operator.ports import Manifest
 
@@ -237,7 +238,7 @@ class ChildStore:
                 found = live.get((fleet_namespace, child.removeprefix(f"{kind}/")))
                 applied = children[child]
                 if found is None or (
-                    revision(found) != applied.revision and not says(found, _content(applied.manifest))
+                    revision(found) != applied.revision and not says(found, content_of(applied.manifest))
                 ):
                     del children[child]
                     drifted.add(key)
@@ -257,23 +258,3 @@ class ChildStore:
 
 def _child_id(manifest: Manifest) -> str:
     return f"{manifest['kind']}/{manifest['metadata']['name']}"
-
-
-def _content(manifest: Manifest) -> Manifest:
-    """Without apiVersion and kind, which items of a list do not carry."""
-    return {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind")}
-
-
-def says(live: object, wanted: object) -> bool:
-    """Whether an object says all that was applied; what others added to it is theirs."""
-    if isinstance(wanted, dict):
-        return isinstance(live, dict) and all(
-            name in live and says(live[name], value) for name, value in wanted.items()
-        )
-    if isinstance(wanted, list | tuple):
-        return (
-            isinstance(live, list | tuple)
-            and len(live) == len(wanted)
-            and all(says(mine, theirs) for mine, theirs in zip(live, wanted, strict=True))
-        )
-    return live == wanted

@@ -8,9 +8,10 @@ import pytest
 
 from rollfleet_engine.guard.control import COMMANDS, LARGEST_BODY, ControlApp
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
+from rollfleet_protocol.commands import LOOK_PATH
 from rollfleet_protocol.refusals import Refusal, RefusalReason
 from rollfleet_protocol.state import EngineState, Gate
-from tests.support.guards import OPERATOR, OPERATOR_TOKEN, TOKENS, Guarded, MemoryVerifier, eventually
+from tests.support.guards import OPERATOR, OPERATOR_TOKEN, SILENCE_S, TOKENS, Guarded, MemoryVerifier, eventually
 
 STATE = "/rollfleet/v1/state"
 IDENTIFIED = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
@@ -82,6 +83,21 @@ async def test_two_identities_at_once_are_none(client: httpx.AsyncClient) -> Non
     headers = [("Authorization", f"Bearer {OPERATOR_TOKEN}"), ("Authorization", "Bearer x/y")]
     del client.headers["Authorization"]
     assert (await client.get(STATE, headers=headers)).status_code == 401
+
+
+@pytest.mark.looptime
+async def test_who_only_looks_is_not_taken_for_the_operator(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    """A person who looks at a hung update must not keep it from reopening."""
+    await guarded.serve_initial()
+    await guarded.close(2, 1)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 2 * SILENCE_S
+    gates = set()
+    while loop.time() < end:
+        answer = await client.get(LOOK_PATH)
+        gates.add(EngineState.model_validate_json(answer.content).gate)
+        await asyncio.sleep(SILENCE_S / 10)
+    assert gates == {Gate.CLOSED, Gate.OPEN}, "told all the while, and reopened"
 
 
 async def test_the_state_is_told(client: httpx.AsyncClient, guarded: Guarded) -> None:

@@ -66,3 +66,23 @@ def apply_object(manifest: Manifest) -> ApplyObject:
 def key_of(manifest: Manifest) -> str:
     """As Observed.children names it."""
     return f"{manifest['kind']}/{manifest['metadata']['name']}"
+
+
+def content_of(manifest: Manifest) -> Manifest:
+    """Without apiVersion and kind, which items of a list do not carry."""
+    return {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind")}
+
+
+def says(live: object, wanted: object) -> bool:
+    """Whether an object says all that was applied; what others added to it is theirs."""
+    if isinstance(wanted, dict):
+        return isinstance(live, dict) and all(
+            name in live and says(live[name], value) for name, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return (
+            isinstance(live, list | tuple)
+            and len(live) == len(wanted)
+            and all(says(mine, theirs) for mine, theirs in zip(live, wanted, strict=True))
+        )
+    return live == wanted
