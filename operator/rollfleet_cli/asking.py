@@ -32,6 +32,10 @@ from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig, Fl
 
 AT_ONCE = 32  # engines; a tunnel is two connections through the API server
 ACCOUNT = "system:serviceaccount:"
+RIGHT = (
+    "Guards answer the operator's ServiceAccount only. Asking them needs the right to create serviceaccounts/token for "
+    "it, and from outside of the cluster to get and create pods/portforward (docs/security.md)"
+)
 Way = Literal["auto", "direct", "port-forward"]
 Said = TypeVar("Said")
 

@@ -12,12 +12,15 @@ from rollfleet_cli.errors import ConflictError, ForbiddenError, NotFoundError, R
 from rollfleet_operator.api.meta import API_VERSION, GROUP, LABEL_COMPONENT, LABEL_FLEET, VERSION, ApiModel
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.ports import PODS, Manifest, Resource
 
 Model = TypeVar("Model", bound=ApiModel)
 CONNECT_S, READ_S = 5.0, 15.0
 HTTP_BAD_REQUEST, HTTP_FORBIDDEN, HTTP_NOT_FOUND, HTTP_CONFLICT, HTTP_INVALID = 400, 403, 404, 409, 422
 JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 FIELD_MANAGER = "rollfleet-cli"
+MOST_OBJECTS = 1000  # of one list
+MOST_LOG_BYTES = 1 << 20
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -122,6 +125,19 @@ class Cluster:
         except ForbiddenError:
             return None
 
+    def objects(self, resource: Resource, namespace: str | None, **query: str) -> list[Manifest]:
+        """A list of any kind, MOST_OBJECTS of it at most."""
+        path, limit = resource.path(namespace), str(MOST_OBJECTS)
+        return list(self._get(path, resource.plural, limit=limit, **query)["items"])
+
+    def log(self, namespace: str, pod: str, lines: int) -> str:
+        """The last lines that a pod wrote."""
+        path, query = f"{PODS.path(namespace, pod)}/log", {"tailLines": str(lines), "limitBytes": str(MOST_LOG_BYTES)}
+        status, body = self._send("GET", path, {}, None, query)
+        if status >= HTTP_BAD_REQUEST:
+            _checked(status, body, f"log of {namespace}/{pod}")
+        return body.decode(errors="replace")
+
     def create_version(self, namespace: str, manifest: dict[str, Any]) -> WeightVersion:
         """Create a WeightVersion."""
         name = manifest["metadata"]["name"]
@@ -148,6 +164,11 @@ class Cluster:
     def _call(
         self, method: str, path: str, what: str, headers: dict[str, str], body: Any, query: dict[str, str]
     ) -> dict[str, Any]:
+        return _checked(*self._send(method, path, headers, body, query), what)
+
+    def _send(
+        self, method: str, path: str, headers: dict[str, str], body: Any, query: dict[str, str]
+    ) -> tuple[int, bytes]:
         from kubernetes.client import ApiException  # noqa: PLC0415
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
@@ -162,7 +183,7 @@ class Cluster:
                 auth_settings=["BearerToken"],
             )
             answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, READ_S))
-            return _checked(answer.status, answer.read(), what)
+            return answer.status, answer.read()
         except (HTTPError, ApiException, OSError) as error:
             raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rollfleet_cli.commands import move, show
+from rollfleet_cli.commands import inspect, move, show
 from rollfleet_cli.errors import CommandError
 
 INTERRUPTED = 130
@@ -29,7 +29,7 @@ def describe(
     """Fleets of rollout engines: what they do, and which weights they shall hold. Also `kubectl rollfleet`."""
 
 
-for command in (show.status, show.watch, show.history, move.bump, move.rollback):
+for command in (show.status, show.watch, show.history, move.bump, move.rollback, inspect.plan, inspect.diagnose):
     app.command()(command)
 
 

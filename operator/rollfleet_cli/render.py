@@ -18,30 +18,35 @@ MINUTE, HOUR, DAY = 60, 3600, 86400  # seconds
 def render_fleets(views: Iterable[FleetView]) -> RenderableType:
     """A table of fleets, then whatever is wrong, in full."""
     views = list(views)
-    table = _table("NAMESPACE", "FLEET", "SERVING", "VERSION", "STATE", "ASKED FOR", "UPDATE", "ENGINES")
+    rows = table("NAMESPACE", "FLEET", "SERVING", "VERSION", "STATE", "ASKED FOR", "UPDATE", "ENGINES")
     for view in views:
-        table.add_row(view.namespace, view.name, *_fleet_cells(view))
-    return Group(table, *(part for view in views for part in _words(view)))
+        rows.add_row(view.namespace, view.name, *_fleet_cells(view))
+    return Group(rows, *(part for view in views for part in _words(view)))
 
 
 def render_fleet(view: FleetView, now: datetime) -> RenderableType:
     """One fleet with its engines."""
-    return Group(_heading(view), *_update_line(view, now), Text(), _engine_table(view, now), *_words(view))
+    return Group(render_heading(view, now), Text(), _engine_table(view, now), *_words(view))
+
+
+def render_heading(view: FleetView, now: datetime) -> RenderableType:
+    """The fleet in a line, and its update in another."""
+    return Group(_heading(view), *_update_line(view, now))
 
 
 def render_history(view: FleetView, now: datetime) -> RenderableType:
     """Ended updates, newest last; then why those failed that did."""
-    table = _table("VERSION", "STEP", "CHECKPOINT", "OUTCOME", "DIGEST", "PAUSED", "ENDED")
+    rows = table("VERSION", "STEP", "CHECKPOINT", "OUTCOME", "DIGEST", "PAUSED", "ENDED")
     entries = () if view.update is None else view.update.history
     for entry in entries:
         paused = f"{entry.paused_seconds} s" if entry.paused_seconds else "-"
         digest = entry.digest[:DIGEST_WIDTH] or "-"
         ended = f"{age(entry.time, now)} ago"
-        table.add_row(
+        rows.add_row(
             str(entry.version), entry.step or "-", entry.checkpoint, _state(entry.outcome), digest, paused, ended
         )
     reasons = [Text(f"version {entry.version}: {entry.message}", style="yellow") for entry in entries if entry.message]
-    return Group(table, *reasons, Text(f"{view.namespace}/{view.name}: committed version {_number(view.committed)}"))
+    return Group(rows, *reasons, Text(f"{view.namespace}/{view.name}: committed version {_number(view.committed)}"))
 
 
 def _fleet_cells(view: FleetView) -> list[RenderableType]:
@@ -82,10 +87,10 @@ def _update_line(view: FleetView, now: datetime) -> list[Text]:
 
 
 def _engine_table(view: FleetView, now: datetime) -> Table:
-    table = _table("ENGINE", "STATE", "FOR", "NODE", "RESTARTS")
+    rows = table("ENGINE", "STATE", "FOR", "NODE", "RESTARTS")
     for engine in view.engines:
-        table.add_row(*_engine_cells(engine, now))
-    return table
+        rows.add_row(*_engine_cells(engine, now))
+    return rows
 
 
 def _engine_cells(engine: EngineView, now: datetime) -> list[RenderableType]:
@@ -126,11 +131,12 @@ def _named(update: UpdateView) -> str:
     return f"{update.name} version {update.version} {update.phase}"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def table(*columns: str) -> Table:
+    """Columns as kubectl prints them: no frame, and nothing is cut."""
+    rows = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True, overflow="fold")  # names are there to be copied
-    return table
+        rows.add_column(column, no_wrap=True, overflow="fold")  # names are there to be copied
+    return rows
 
 
 def _state(word: str) -> Text:

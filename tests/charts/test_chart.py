@@ -39,7 +39,7 @@ def one(objects: list[Object], kind: str, name: str | None = None) -> Object:
 MATRIX: tuple[tuple[Object, ...], ...] = (
     ({}, {"watchNamespaces": ["rl", "rl-2", "rl"]}),
     ({}, {"crds": {"keep": False}}, {"crds": {"enabled": False}}),
-    ({}, {"rbac": {"create": False, "aggregateToUserRoles": False}}),
+    ({}, {"rbac": {"create": False, "aggregateToUserRoles": False}}, {"rbac": {"askEnginesRole": {"create": True}}}),
     (
         {},
         {
@@ -196,6 +196,22 @@ def test_users_may_work_on_our_kinds_but_never_on_status() -> None:
     assert not {resource for _, resource, _, _ in verbs(edit)} & {"rolloutengines/status", "weightversions/status"}
     assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
     assert "rbac.authorization.k8s.io/aggregate-to-view" not in edit["metadata"]["labels"]
+
+
+def test_people_may_get_a_role_for_the_operators_tokens_and_nothing_else() -> None:
+    name = "rollfleet-ask-engines"
+    assert not [each for each in render(IMAGE) if each["metadata"]["name"] == name]
+    objects = render(merged(IMAGE, {"rbac": {"askEnginesRole": {"create": True}}}))
+    account = one(objects, "ServiceAccount")["metadata"]["name"]
+    (rule,) = one(objects, "Role", name)["rules"]
+    assert rule == {
+        "apiGroups": [""],
+        "resources": ["serviceaccounts/token"],
+        "resourceNames": [account],
+        "verbs": ["create"],
+    }
+    bound = [each["roleRef"]["name"] for each in objects if each["kind"] == "RoleBinding"]
+    assert name not in bound
 
 
 @pytest.mark.parametrize(

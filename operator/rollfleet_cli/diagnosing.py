@@ -1,0 +1,212 @@
+"""From a snapshot to findings: what is wrong, who says so, its likely cause, and what helps. Pure.
+
+The nearer a finding is to the root of a fault, the earlier it comes: who is not there (the operator), what is not
+accepted, what single engines say, what the update says, and what the fleet says as a whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rollfleet_cli.remedies import (
+    ENGINES,
+    EXIT_CODES,
+    FAILED,
+    NOT_ACCEPTED,
+    OPERATOR,
+    UNAVAILABLE,
+    WAITING,
+    Remedy,
+)
+from rollfleet_cli.snapshot import OperatorPod, Snapshot
+from rollfleet_cli.view import find, holds
+from rollfleet_operator.api.meta import Condition
+from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngine
+from rollfleet_operator.api.weightversion import Phase, WeightVersion
+from rollfleet_operator.clients.podviews import pod_view
+from rollfleet_operator.core.accept import in_charge
+from rollfleet_operator.core.observed import PodView
+from rollfleet_operator.core.world import judge_epochs
+from rollfleet_protocol.state import EngineState, OperationStatus, WeightsState
+
+RUNNING = "Running"
+SETTLED = (Phase.ACTIVE, Phase.FAILED)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    subject: str  # Kind/name
+    reason: str
+    words: str  # whose own, wherever somebody said something
+    cause: str
+    remedy: str
+
+    def to_json(self) -> dict[str, Any]:
+        """For `-o json`."""
+        return asdict(self)
+
+
+def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
+    """Findings, each (subject, reason) once."""
+    found: dict[tuple[str, str], Finding] = {}
+    for finding in _all(snapshot):
+        known = found.get((finding.subject, finding.reason))
+        if known is None or (not known.words and finding.words):
+            found[finding.subject, finding.reason] = finding
+    return tuple(found.values())
+
+
+def _all(snapshot: Snapshot) -> Iterator[Finding]:
+    fleet = snapshot.fleet
+    if fleet is None:
+        for version in snapshot.versions:
+            words = f"there is no RolloutEngine {snapshot.name!r} in namespace {snapshot.namespace}"
+            yield _finding(f"WeightVersion/{version.metadata.name}", "EngineNotFound", words, NOT_ACCEPTED)
+        return
+    yield from _operator(snapshot, fleet)
+    yield from _refusals(snapshot, fleet)
+    yield from _engines(snapshot, fleet)
+    charge = in_charge(snapshot.versions, fleet.status.committed)
+    yield from _last_failure(fleet) if charge is None else _update(fleet, charge)
+    yield from _fleet(fleet)
+
+
+def _finding(subject: str, reason: str, words: str, table: dict[str, Remedy]) -> Finding:
+    known = table.get(reason, Remedy("see the words beside it", "see docs/troubleshooting.md"))
+    return Finding(subject, reason, words, known.cause, known.remedy)
+
+
+def _operator(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
+    view, subject = snapshot.operator, f"RolloutEngine/{fleet.metadata.name}"
+    if not fleet.status.conditions:
+        yield _finding(subject, "NotObserved", "its status is empty", OPERATOR)
+    elif fleet.status.observed_generation < fleet.metadata.generation:
+        words = f"its status speaks of generation {fleet.status.observed_generation} of {fleet.metadata.generation}"
+        yield _finding(subject, "NotObserved", words, OPERATOR)
+    if view.account and not view.pods and _waits_for_operator(snapshot, fleet):
+        words = f"no pod runs under ServiceAccount {view.account}, which the engines obey"
+        yield _finding("Operator", "OperatorNotReady", f"{words} (unless it runs outside of the cluster)", OPERATOR)
+    if view.pods and not any(pod.ready for pod in view.pods):
+        words = "; ".join(_of_operator(pod) for pod in view.pods)
+        yield _finding(f"Operator/{view.pods[0].namespace}", "OperatorNotReady", words, OPERATOR)
+    for entry in view.log[::-1]:  # the newest words of each kind
+        kind = {"pass failed": "PassFailed", "pass crashed": "PassCrashed"}.get(entry.message)
+        if kind:
+            yield _finding(f"Operator/{entry.pod}", kind, entry.error, OPERATOR)
+
+
+def _waits_for_operator(snapshot: Snapshot, fleet: RolloutEngine) -> bool:
+    """Whether something is as only a working operator would change it."""
+    objects = [(fleet.status.observed_generation, fleet.metadata.generation)]
+    objects += [(each.status.observed_generation, each.metadata.generation) for each in snapshot.versions]
+    moving = any(each.status.phase not in SETTLED for each in snapshot.versions)
+    return moving or any(seen < now for seen, now in objects) or not holds(find(fleet.status.conditions, "Available"))
+
+
+def _of_operator(pod: OperatorPod) -> str:
+    restarts = f", restarted {pod.restarts} times" if pod.restarts else ""
+    return f"pod {pod.namespace}/{pod.name} is not ready{restarts}{': ' + pod.message if pod.message else ''}"
+
+
+def _refusals(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
+    """What is not accepted."""
+    accepted = find(fleet.status.conditions, "Accepted")
+    if accepted is not None and not holds(accepted):
+        yield _finding(f"RolloutEngine/{fleet.metadata.name}", accepted.reason, accepted.message, UNAVAILABLE)
+    for version in snapshot.versions:
+        said = find(version.status.conditions, "Accepted")
+        if said is not None and not holds(said):
+            yield _finding(f"WeightVersion/{version.metadata.name}", said.reason, said.message, NOT_ACCEPTED)
+
+
+def _engines(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
+    """What pods, guards and the fleet's status say of single engines."""
+    states, told = snapshot.states, {detail.name: detail for detail in fleet.status.engines.details}
+    epochs = {uid: state.epoch for uid, state in states.items()}
+    absurd, _ = judge_epochs(fleet.status.epoch, epochs)
+    errors = {answer.uid: answer for answer in snapshot.answers if answer.error and not answer.denied}
+    for pod in map(pod_view, snapshot.pods):
+        subject = f"Pod/{pod.name}"
+        yield from _of_pod(pod)
+        if pod.uid in absurd:
+            words = f"epoch {epochs[pod.uid]}, far above {fleet.status.epoch}"
+            yield _finding(subject, "Quarantined", words, FAILED)
+        answer = errors.get(pod.uid)
+        if answer is not None and pod.phase == RUNNING and (pod.started or answer.disowned):
+            yield _finding(subject, "Unreachable", answer.error, ENGINES)
+        if pod.uid in states:
+            yield from _of_state(subject, states[pod.uid])
+        detail = told.pop(pod.name, None)
+        if detail is not None and detail.state in ENGINES:
+            yield _finding(subject, detail.state, detail.message, ENGINES)
+    for detail in told.values():  # pods that are gone, or may not be read
+        if detail.state in ENGINES:
+            yield _finding(f"Pod/{detail.name}", detail.state, detail.message, ENGINES)
+
+
+def _of_pod(pod: PodView) -> Iterator[Finding]:
+    if pod.unschedulable:
+        yield _finding(f"Pod/{pod.name}", "Unschedulable", pod.message, ENGINES)
+    if pod.exit_code in EXIT_CODES and not pod.ready:
+        known = EXIT_CODES[pod.exit_code]
+        yield Finding(f"Pod/{pod.name}", f"ExitCode{pod.exit_code}", pod.message, known.cause, known.remedy)
+    elif pod.message and not pod.ready and not pod.unschedulable and pod.phase in ("Pending", RUNNING, "Failed"):
+        yield _finding(f"Pod/{pod.name}", "Broken", pod.message, ENGINES)
+
+
+def _of_state(subject: str, state: EngineState) -> Iterator[Finding]:
+    if not state.alive:
+        yield _finding(subject, "EngineDead", "its guard says that the engine core is dead", FAILED)
+    if state.weights.state is WeightsState.UNCERTAIN:
+        yield _finding(subject, "Uncertain", f"weights {state.weights.source or 'unknown'}", ENGINES)
+    operation = state.operation
+    if operation is not None and operation.status is OperationStatus.FAILED and operation.failure is not None:
+        words = f"{operation.name.value} of version {operation.version}: {operation.failure.message}"
+        yield _finding(subject, operation.failure.reason.value, words, FAILED)
+
+
+def _update(fleet: RolloutEngine, version: WeightVersion) -> Iterator[Finding]:
+    status, subject = version.status, f"WeightVersion/{version.metadata.name}"
+    if status.observed_generation < version.metadata.generation:
+        words = f"its status speaks of generation {status.observed_generation} of {version.metadata.generation}"
+        yield _finding(subject, "NotObserved", words, OPERATOR)
+    active, accepted = find(status.conditions, "Active"), find(status.conditions, "Accepted")
+    if accepted is not None and not holds(accepted):
+        return  # told already
+    if status.phase is not Phase.ACTIVE:
+        for failed in status.progress.failed:
+            yield _finding(f"Pod/{failed.name}", failed.reason, failed.message, FAILED)
+    if active is None or holds(active):
+        return
+    if status.phase is Phase.PENDING:
+        if active.reason in WAITING:
+            yield _finding(subject, active.reason, active.message, WAITING)
+        return
+    yield from _failure(fleet, version, subject, active)
+
+
+def _failure(fleet: RolloutEngine, version: WeightVersion, subject: str, active: Condition) -> Iterator[Finding]:
+    """Why an update failed, or what its phase says of a failure that it may still get over."""
+    ended = fleet.status.last_finished
+    mine = ended is not None and ended.version == version.spec.version and ended.outcome is Outcome.FAILED
+    if version.status.phase is Phase.FAILED and ended is not None and mine and ended.reason:
+        yield _finding(subject, ended.reason, ended.message, FAILED)
+    elif active.reason in FAILED:
+        yield _finding(subject, active.reason, active.message, FAILED)
+
+
+def _last_failure(fleet: RolloutEngine) -> Iterator[Finding]:
+    """Of a WeightVersion that is gone: only the fleet remembers it."""
+    ended = fleet.status.last_finished
+    if ended is not None and ended.outcome is Outcome.FAILED:
+        words = f"version {ended.version}: {ended.message}"
+        yield _finding(f"RolloutEngine/{fleet.metadata.name}", ended.reason, words, FAILED)
+
+
+def _fleet(fleet: RolloutEngine) -> Iterator[Finding]:
+    subject = f"RolloutEngine/{fleet.metadata.name}"
+    available = find(fleet.status.conditions, "Available")
+    if available is not None and not holds(available):
+        yield _finding(subject, available.reason, available.message, UNAVAILABLE)

@@ -1,0 +1,167 @@
+"""Likely cause and remedy by reason: docs/troubleshooting.md as data. A test holds the two together."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What is behind a reason, and what helps."""
+
+    cause: str
+    remedy: str
+
+
+OPERATOR = {
+    "NotObserved": Remedy(
+        "no operator looks at this namespace, or not at this fleet",
+        "start it; name the namespace in the chart's watchNamespaces; check the fleet's label rollfleet.io/operator",
+    ),
+    "OperatorNotReady": Remedy(
+        "the operator is away, starting, or misses CRDs or permissions: its log names them",
+        "read its log; `helm upgrade` brings CRDs and roles of its release",
+    ),
+    "PassFailed": Remedy(
+        "the API server or a guard refused the operator, or did not answer",
+        "it tries again by itself; cure what its words name",
+    ),
+    "PassCrashed": Remedy("a bug in the operator", "report it with the traceback; other fleets are not held up"),
+}
+
+NOT_ACCEPTED = {  # of a WeightVersion
+    "EngineNotFound": Remedy(
+        "spec.engineRef.name names no RolloutEngine of this namespace",
+        "create the fleet, or make a WeightVersion with the right name: engineRef can't change",
+    ),
+    "AnotherWeightVersion": Remedy("the fleet has one already", "raise spec.version of that one, and delete this one"),
+    "VersionNotHigher": Remedy(
+        "the fleet has committed this version or a higher one",
+        "ask for a higher number; to go back, `rollfleet rollback`",
+    ),
+    "InvalidSpec": Remedy(
+        "a field that the message names; often spec.volumes.checkpoints of the fleet is not set",
+        "correct it; changing volumes replaces the fleet's pods, one by one",
+    ),
+}
+
+WAITING = {  # phase Pending
+    "WaitingForFleet": Remedy(
+        "the engines have not verified version 0 yet", "wait; else cure what keeps the fleet closed"
+    ),
+    "NoEngines": Remedy("no engine is up", "wait; else cure what keeps the engines from starting"),
+    "ScaledToZero": Remedy("spec.replicas is 0", "scale the fleet"),
+    "Reopening": Remedy(
+        "engines that an update before closed are opening again", "wait: after 10 s it goes on without them"
+    ),
+}
+
+AGAIN = "then ask for the checkpoint again with `rollfleet bump`"
+FAILED = {  # an update, or what holds it up
+    "CheckpointNotFound": Remedy(
+        "no such folder below volumes.checkpoints", f"correct the path, or put it there; {AGAIN}"
+    ),
+    "CheckpointIncomplete": Remedy(
+        "a file is missing, truncated, or still being written",
+        f"finish writing before the version is raised: write beside it and rename; {AGAIN}",
+    ),
+    "CheckpointInvalid": Remedy(
+        "a header can't be read, or a path leads out of the volume", f"write the checkpoint again; {AGAIN}"
+    ),
+    "CheckpointChanged": Remedy(
+        "files are not those that were checked",
+        f"never write into a checkpoint that a version names; restore it, {AGAIN}",
+    ),
+    "CoverageFailed": Remedy(
+        "tensors do not fit the model: renamed, missing, superfluous, of wrong shape or type",
+        f"save the checkpoint under the model's names; {AGAIN}",
+    ),
+    "DigestDisagrees": Remedy(
+        "engines read different bytes from one path",
+        f"the volume shows nodes different contents: wait for copies and caches, {AGAIN}",
+    ),
+    "DigestMismatch": Remedy(
+        "what reached the device is not what was checked",
+        "the volume shows nodes different contents; else look at the node's memory and driver",
+    ),
+    "ProbesDisagree": Remedy(
+        "engines answer the probe differently with equal weights",
+        "give all engines equal hardware, image and arguments, or raise verify.probe.maxAbsLogprobDiff",
+    ),
+    "ProbeFailed": Remedy(
+        "an engine could not answer the probe", "keep all verify.probe.tokens within the model's vocabulary"
+    ),
+    "PauseFailed": Remedy("vLLM refused to pause", "read the engine's log"),
+    "TransferFailed": Remedy("vLLM refused to load the weights", "read the engine's log"),
+    "CacheResetFailed": Remedy("vLLM could not drop its caches", "read the engine's log"),
+    "DeadlineExceeded": Remedy(
+        "a phase took longer than its deadline and nobody said why",
+        f"raise that deadline of spec.deadlines; {AGAIN}",
+    ),
+    "EngineDead": Remedy("the engine's process is dead or dying", "`kubectl logs POD --previous` tells why"),
+    "EnginesLost": Remedy(
+        "all engines of the update restarted or vanished", "find out why they did: the events tell; " + AGAIN
+    ),
+    "EngineUnreachable": Remedy(
+        "an engine that may be open does not answer, so nobody can say that all are closed",
+        "mend the network between the operator and port 8001, or delete the engine's pod",
+    ),
+    "Quarantined": Remedy("an engine names an absurd epoch", "delete its pod"),
+    "Unsupported": Remedy("the engine's guard lacks what is needed", "use an engine image of the operator's release"),
+    "Refused": Remedy("an engine refused a command", "read its log, and report it"),
+    "Cancelled": Remedy("a higher version was asked for", "nothing: the newer update goes on"),
+    "Superseded": Remedy("a higher version was asked for", "nothing: the newer update goes on"),
+}
+
+UNAVAILABLE = {  # the fleet answers nobody
+    "HostPathNotAllowed": Remedy(
+        "the fleet mounts a directory of its node", "use a claim, or set the chart's hostPathVolumes.allowed"
+    ),
+    "InvalidSpec": Remedy("a field that the message names", "correct it"),
+    "Unschedulable": Remedy(
+        "the scheduler finds no node: too few NPUs, or a claim that does not exist",
+        "free or add nodes, or create the claim in the fleet's namespace",
+    ),
+    "Starting": Remedy("engines load", "wait, at most startup.timeoutSeconds"),
+    "ApplyFailed": Remedy(
+        "the API server refuses what the fleet needs: quota, an unknown ServiceAccount, a toleration or limit",
+        "change what its words name; the operator tries again with back-off",
+    ),
+    "Broken": Remedy(
+        "no engine can serve: its image can't be pulled, or it ends as soon as it starts",
+        "cure what its words and exit code name",
+    ),
+    "WaitingForWeights": Remedy("engines are up, and nothing is verified yet", "wait; the engines below say what for"),
+    "CatchingUp": Remedy(
+        "engines load the committed version", "wait; the committed version's checkpoint must still be there"
+    ),
+    "Updating": Remedy("an update has closed the fleet", "wait: it ends within the deadlines of its WeightVersion"),
+    "ScaledToZero": Remedy("spec.replicas is 0", "scale the fleet"),
+    "CommitUnknown": Remedy(
+        "the fleet's status was lost, and no open engine tells the version",
+        "ask for the checkpoint that shall be served: `rollfleet bump --checkpoint PATH`",
+    ),
+    "ProbesDisagree": Remedy(
+        "engines differ already at version 0", "give all engines equal hardware, image and arguments"
+    ),
+}
+
+ENGINES = {  # one engine
+    "Unschedulable": UNAVAILABLE["Unschedulable"],
+    "Broken": Remedy(
+        "the engine cannot serve: its image can't be pulled, or it ends as soon as it starts",
+        "cure what its words and exit code name",
+    ),
+    "Unreachable": Remedy(
+        "its guard does not answer, or obeys another operator",
+        "mend the network to port 8001; an engine of another operator is replaced by itself",
+    ),
+    "Uncertain": Remedy("its weights were touched and not verified", "nothing: it is restored by itself"),
+}
+
+EXIT_CODES = {
+    78: Remedy(
+        "something in spec, image or volume that a restart can't cure; its words name it",
+        "change it: a model path, an argument, a variable, or the engine image's release of vLLM",
+    ),
+    75: Remedy("a fault that a restart may cure", "wait; if it comes again, cure what its words name"),
+    137: Remedy("killed, mostly for memory", "raise resources.limits.memory"),
+}

@@ -1,0 +1,238 @@
+"""All that can be learnt of one fleet at this moment, and what could not be: read once, judged by pure functions."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from rollfleet_cli.asking import ACCOUNT, RIGHT, Answer, Way, ask, engine_config
+from rollfleet_cli.cluster import Access, Cluster
+from rollfleet_cli.errors import CommandError, ForbiddenError, NotFoundError
+from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.ports import CHILDREN, PODS, Manifest, Resource
+from rollfleet_protocol.state import EngineState
+
+CORE_EVENTS = Resource("v1", "Event", "events")  # what kubelet and scheduler write, and ours too
+OPERATOR_LABEL = "app.kubernetes.io/part-of=rollfleet"
+LOG_LINES = 2000
+MOST_LOG_ENTRIES = 20
+LOUD = ("warning", "error", "critical")
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class EventNote:
+    """An Event about the fleet, its WeightVersion or a pod."""
+
+    about: str  # Kind/name
+    type: str
+    reason: str
+    message: str
+    count: int
+    last: datetime
+
+
+@dataclass(frozen=True)
+class OperatorPod:
+    """A pod of the operator."""
+
+    name: str
+    namespace: str
+    ready: bool
+    restarts: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """A line of the operator's log about this fleet."""
+
+    pod: str
+    level: str
+    message: str
+    error: str
+
+
+@dataclass(frozen=True)
+class OperatorView:
+    """What is known of the operator, from outside of it."""
+
+    account: str = ""  # namespace/name of the ServiceAccount that the engines obey; empty where no pod tells
+    pods: tuple[OperatorPod, ...] = ()
+    log: tuple[LogEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look. `unknown` says what could not be learnt, and why."""
+
+    now: datetime
+    namespace: str
+    name: str
+    fleet: RolloutEngine | None
+    versions: tuple[WeightVersion, ...] = ()  # that name the fleet
+    pods: tuple[Manifest, ...] = ()  # of its engines
+    answers: tuple[Answer[EngineState], ...] = ()
+    events: tuple[EventNote, ...] = ()
+    operator: OperatorView = OperatorView()
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> dict[str, EngineState]:
+        """What guards said, by uid of the pod."""
+        return {answer.uid: answer.said for answer in self.answers if answer.said is not None}
+
+
+def engine_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[Manifest, ...]:
+    """The fleet's own pods by name; ForbiddenError where they may not be listed."""
+    selector = f"{LABEL_FLEET}={fleet.metadata.name},{LABEL_COMPONENT}=engine"
+    listed = cluster.objects(PODS, fleet.metadata.namespace, labelSelector=selector)
+    ours = [pod for pod in listed if _controller(pod) == fleet.metadata.uid]
+    return tuple(sorted(ours, key=lambda pod: str(pod["metadata"]["name"])))
+
+
+def children(cluster: Cluster, fleet: RolloutEngine) -> tuple[dict[str, Manifest], tuple[str, ...]]:
+    """Services and the router's objects by "Kind/name", and the kinds that may not be listed."""
+    selector = f"{LABEL_FLEET}={fleet.metadata.name}"
+    found: dict[str, Manifest] = {}
+    closed: list[str] = []
+    for kind in CHILDREN:
+        try:
+            items = cluster.objects(kind, fleet.metadata.namespace, labelSelector=selector)
+        except ForbiddenError:
+            closed.append(kind.kind)
+            continue
+        ours = [item for item in items if _controller(item) == fleet.metadata.uid]
+        found |= {f"{kind.kind}/{item['metadata']['name']}": item for item in ours}
+    return found, tuple(closed)
+
+
+def ask_states(
+    access: Access, fleet: RolloutEngine, pods: tuple[Manifest, ...], within_s: float, way: Way
+) -> tuple[Answer[EngineState], ...]:
+    """Every guard's state."""
+    return tuple(ask(access, fleet, pods, lambda client, endpoint: client.look(endpoint), within_s, way))
+
+
+def collect(access: Access, namespace: str | None, name: str, within_s: float, way: Way) -> Snapshot:
+    """Everything that may be read; UnreachableError only where the API server itself does not answer."""
+    cluster = Cluster(access)
+    where = namespace or cluster.namespace
+    unknown: list[str] = []
+    versions = tuple(each for each in cluster.versions(where) if each.spec.engine_ref.name == name)
+    try:
+        fleet = cluster.fleet(where, name)
+    except NotFoundError:
+        if not versions:
+            raise
+        return Snapshot(datetime.now(UTC), where, name, None, versions)
+    pods = _or_unknown(unknown, "engines", lambda: engine_pods(cluster, fleet)) or ()
+    answers = _or_unknown(unknown, "guards", lambda: ask_states(access, fleet, pods, within_s, way)) or ()
+    denied = next((answer for answer in answers if answer.denied), None)
+    if denied is not None:
+        unknown.append(f"guards: {denied.error}. {RIGHT}")
+    subjects = {name, *(each.metadata.name for each in versions), *(str(pod["metadata"]["name"]) for pod in pods)}
+    events = _or_unknown(unknown, "events", lambda: _events(cluster, where, subjects)) or ()
+    operator = _or_unknown(unknown, "operator", lambda: _operator(cluster, where, name, pods, unknown))
+    return Snapshot(
+        now=datetime.now(UTC),
+        namespace=where,
+        name=name,
+        fleet=fleet,
+        versions=versions,
+        pods=pods,
+        answers=answers,
+        events=events,
+        operator=operator or OperatorView(),
+        unknown=tuple(unknown),
+    )
+
+
+def _or_unknown(unknown: list[str], what: str, read: Callable[[], Read]) -> Read | None:
+    """A part that may fail without the rest; what failed is told."""
+    try:
+        return read()
+    except CommandError as error:
+        unknown.append(f"{what}: {error}")
+        return None
+
+
+def _controller(manifest: Manifest) -> str:
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return next((str(owner["uid"]) for owner in owners if owner.get("controller")), "")
+
+
+def _events(cluster: Cluster, namespace: str, subjects: set[str]) -> tuple[EventNote, ...]:
+    """Oldest first."""
+    listed = cluster.objects(CORE_EVENTS, namespace)
+    notes = [_note(item) for item in listed if (item.get("involvedObject") or {}).get("name") in subjects]
+    return tuple(sorted(notes, key=lambda note: note.last))
+
+
+def _note(item: Manifest) -> EventNote:
+    about, series = item["involvedObject"], item.get("series") or {}
+    times = (series.get("lastObservedTime"), item.get("lastTimestamp"), item.get("eventTime"))
+    last = next((text for text in times if text), item["metadata"]["creationTimestamp"])
+    return EventNote(
+        about=f"{about.get('kind', '')}/{about.get('name', '')}",
+        type=item.get("type", ""),
+        reason=item.get("reason", ""),
+        message=item.get("message", ""),
+        count=int(series.get("count") or item.get("count") or 1),
+        last=datetime.fromisoformat(last),
+    )
+
+
+def _operator(
+    cluster: Cluster, namespace: str, name: str, pods: tuple[Manifest, ...], unknown: list[str]
+) -> OperatorView:
+    """By the account that the engines obey; where there are no engines, by the chart's label."""
+    configs = [config for pod in pods if (config := engine_config(pod)) is not None]
+    if configs:
+        home, _, account = configs[-1].operator.subject.removeprefix(ACCOUNT).partition(":")
+        found = [pod for pod in cluster.objects(PODS, home) if pod["spec"].get("serviceAccountName") == account]
+        told = f"{home}/{account}"
+    else:
+        found, told = cluster.objects(PODS, None, labelSelector=OPERATOR_LABEL), ""
+    views = tuple(_operator_pod(pod) for pod in found)
+    log: list[LogEntry] = []
+    for view in views:
+        try:
+            text = cluster.log(view.namespace, view.name, LOG_LINES)
+        except CommandError as error:
+            unknown.append(f"the operator's log: {error}")
+        else:
+            log += entries_about(f"{namespace}/{name}", view.name, text)
+    return OperatorView(told, views, tuple(log))
+
+
+def _operator_pod(pod: Manifest) -> OperatorPod:
+    status = pod.get("status") or {}
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
+    containers = status.get("containerStatuses") or ()
+    waiting: list[dict[str, Any]] = [(each.get("state") or {}).get("waiting") or {} for each in containers]
+    words = [": ".join(text for text in (one.get("reason"), one.get("message")) if text) for one in waiting if one]
+    return OperatorPod(
+        name=pod["metadata"]["name"],
+        namespace=pod["metadata"]["namespace"],
+        ready=ready,
+        restarts=sum(int(each.get("restartCount", 0)) for each in containers),
+        message="; ".join(words) or status.get("message", "") or ("" if ready else str(status.get("phase", ""))),
+    )
+
+
+def entries_about(key: str, pod: str, text: str) -> list[LogEntry]:
+    """Warnings and errors about this fleet, the newest ones."""
+    found: list[LogEntry] = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:  # not a line of ours
+            continue
+        if isinstance(entry, dict) and entry.get("key") == key and entry.get("level") in LOUD:
+            error = str(entry.get("error") or entry.get("exception") or "")
+            found.append(LogEntry(pod, str(entry["level"]), str(entry.get("message", "")), error))
+    return found[-MOST_LOG_ENTRIES:]

@@ -1,0 +1,295 @@
+"""`rollfleet diagnose`: one test for each cause that docs/troubleshooting.md tells of, and what stands beside it.
+
+The causes are read from the page itself, so that one which is added there needs a remedy here.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfleet_cli.asking import Answer
+from rollfleet_cli.diagnosing import Finding, diagnose
+from rollfleet_cli.remedies import ENGINES, EXIT_CODES, FAILED, NOT_ACCEPTED, UNAVAILABLE, WAITING
+from rollfleet_cli.snapshot import EventNote, OperatorPod, OperatorView, Snapshot, entries_about
+from rollfleet_operator.api.rolloutengine import (
+    EngineDetail,
+    EnginesSummary,
+    LastFinished,
+    Outcome,
+    RolloutEngine,
+)
+from rollfleet_operator.api.weightversion import FailedEngine, Phase, Progress, WeightVersion
+from rollfleet_protocol.state import Failure, FailureReason, OperationName, OperationStatus, Weights, WeightsState
+from tests.support.builders import make_operation
+from tests.support.cli import NOW, make_condition, make_fleet, make_version
+from tests.support.pods import make_pod
+from tests.support.states import make_state
+
+PAGE = (Path(__file__).parents[3] / "docs" / "troubleshooting.md").read_text()
+WORDS = "in its own words"
+POD = "qwen-0-0-abcde"
+
+
+def rows_of(title: str, column: str) -> list[str]:
+    """First column of the table under a title whose first column is so named; names are taken apart."""
+    section = PAGE.split(f"\n## {title}", 1)[1].split("\n## ", 1)[0]
+    table = section.split(f"| {column} |", 1)[1].split("\n\n", 1)[0]
+    cells = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
+    return [name.strip() for cell in cells for name in cell.split(",")]
+
+
+def well_fleet(**status: Any) -> RolloutEngine:
+    conditions = (make_condition("Accepted"), make_condition("Available", reason="Serving"))
+    return make_fleet(**{"conditions": conditions, **status})
+
+
+def look(fleet: RolloutEngine | None, *versions: WeightVersion, **more: Any) -> Snapshot:
+    return Snapshot(now=NOW, namespace="rl", name="qwen", fleet=fleet, versions=versions, **more)
+
+
+def findings(fleet: RolloutEngine | None, *versions: WeightVersion, **more: Any) -> dict[str, Finding]:
+    return {found.reason: found for found in diagnose(look(fleet, *versions, **more))}
+
+
+def condition_of(kind: str, reason: str) -> Any:
+    return make_condition(kind, holds=False, reason=reason, message=WORDS)
+
+
+def test_a_fleet_that_is_well_has_no_findings() -> None:
+    answer = Answer(POD, "p-1", make_state())
+    version = make_version(1, phase=Phase.ACTIVE, conditions=(make_condition("Accepted"), make_condition("Active")))
+    running = OperatorView("rollfleet/operator", (OperatorPod("operator-1", "rollfleet", ready=True),))
+    found = findings(well_fleet(), version, pods=(make_pod(),), answers=(answer,), operator=running)
+    assert found == {}
+
+
+def check(found: dict[str, Finding], reason: str, table: dict[str, Any]) -> Finding:
+    assert reason in found, found
+    assert (found[reason].cause, found[reason].remedy) == (table[reason].cause, table[reason].remedy)
+    return found[reason]
+
+
+@pytest.mark.parametrize("reason", rows_of("A WeightVersion is not followed", "reason"))
+def test_a_weight_version_that_is_not_accepted(reason: str) -> None:
+    version = make_version(1, conditions=(condition_of("Accepted", reason), condition_of("Active", reason)))
+    found = check(findings(well_fleet(), version), reason, NOT_ACCEPTED)
+    assert (found.subject, found.words) == ("WeightVersion/qwen-policy", WORDS)
+
+
+@pytest.mark.parametrize("reason", rows_of("A WeightVersion waits", "reason of Active"))
+def test_a_weight_version_that_waits(reason: str) -> None:
+    version = make_version(1, phase=Phase.PENDING, conditions=(condition_of("Active", reason),))
+    assert check(findings(well_fleet(), version), reason, WAITING).words == WORDS
+
+
+@pytest.mark.parametrize("reason", rows_of("An update hangs or failed", "reason"))
+def test_an_update_that_failed(reason: str) -> None:
+    ended = LastFinished(version=2, generation=1, outcome=Outcome.FAILED, reason=reason, message=WORDS)
+    version = make_version(2, phase=Phase.FAILED, conditions=(condition_of("Active", reason),))
+    found = check(findings(well_fleet(last_finished=ended), version), reason, FAILED)
+    assert (found.subject, found.words) == ("WeightVersion/qwen-policy", WORDS)
+
+
+def test_a_failure_whose_weight_version_was_deleted() -> None:
+    ended = LastFinished(version=2, generation=1, outcome=Outcome.FAILED, reason="EnginesLost", message=WORDS)
+    assert check(findings(well_fleet(last_finished=ended)), "EnginesLost", FAILED).words == f"version 2: {WORDS}"
+    moving = make_version(3, phase=Phase.PREPARING, conditions=(make_condition("Accepted"),))
+    assert findings(well_fleet(last_finished=ended), moving) == {}, "that one is over"
+
+
+@pytest.mark.parametrize("reason", rows_of("An update hangs or failed", "reason"))
+def test_an_update_that_is_held_up(reason: str) -> None:
+    failed = FailedEngine(name=POD, reason=reason, message=WORDS)
+    progress = Progress(done=0, total=1, failed=(failed,))
+    version = make_version(
+        2, phase=Phase.PREPARING, progress=progress, conditions=(condition_of("Active", "Preparing"),)
+    )
+    found = check(findings(well_fleet(), version), reason, FAILED)
+    assert (found.subject, found.words) == (f"Pod/{POD}", WORDS)
+
+
+@pytest.mark.parametrize("reason", rows_of("A fleet does not answer", "reason"))
+def test_a_fleet_that_does_not_answer(reason: str) -> None:
+    fleet = well_fleet(conditions=(make_condition("Accepted"), condition_of("Available", reason)))
+    found = check(findings(fleet), reason, UNAVAILABLE)
+    assert (found.subject, found.words) == ("RolloutEngine/qwen", WORDS)
+
+
+@pytest.mark.parametrize("state", rows_of("Single engines", "state"))
+def test_an_engine_that_is_not_well(state: str) -> None:
+    detail = EngineDetail(name=POD, ordinal=0, state=state, since=NOW, message=WORDS)
+    fleet = well_fleet(engines=EnginesSummary(details=(detail,)))
+    for pods in ((), (make_pod(),)):
+        assert check(findings(fleet, pods=pods), state, ENGINES).words == WORDS
+
+
+@pytest.mark.parametrize("code", rows_of("Single engines", "exit code of an engine"))
+def test_an_engine_that_ended(code: str) -> None:
+    ended = {"terminated": {"exitCode": int(code), "reason": "Error", "message": WORDS}}
+    container = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}
+    pod = make_pod(container=container, conditions=[])
+    found = findings(well_fleet(), pods=(pod,))[f"ExitCode{code}"]
+    assert found.cause == EXIT_CODES[int(code)].cause
+    assert WORDS in found.words
+
+
+def test_every_remedy_is_documented() -> None:
+    assert set(NOT_ACCEPTED) == set(rows_of("A WeightVersion is not followed", "reason"))
+    assert set(WAITING) == set(rows_of("A WeightVersion waits", "reason of Active"))
+    assert set(FAILED) == set(rows_of("An update hangs or failed", "reason"))
+    assert set(UNAVAILABLE) == set(rows_of("A fleet does not answer", "reason"))
+    assert set(ENGINES) == set(rows_of("Single engines", "state"))
+    assert {str(code) for code in EXIT_CODES} == set(rows_of("Single engines", "exit code of an engine"))
+
+
+# --- the operator
+
+
+def test_a_fleet_that_no_operator_looks_at() -> None:
+    found = findings(make_fleet())["NotObserved"]
+    assert "no operator looks at this namespace" in found.cause
+    assert "watchNamespaces" in found.remedy
+
+
+def test_a_spec_that_the_operator_has_not_seen() -> None:
+    fleet = well_fleet(observed_generation=3)
+    newer = fleet.model_copy(update={"metadata": fleet.metadata.model_copy(update={"generation": 4})})
+    assert findings(newer)["NotObserved"].words == "its status speaks of generation 3 of 4"
+    version = make_version(2, generation=2, observed_generation=1, phase=Phase.ACTIVE)
+    assert findings(well_fleet(), version)["NotObserved"].subject == "WeightVersion/qwen-policy"
+
+
+def test_an_operator_that_is_not_ready() -> None:
+    pod = OperatorPod("operator-1", "rollfleet", ready=False, restarts=3, message="CrashLoopBackOff")
+    found = findings(well_fleet(), operator=OperatorView("rollfleet/operator", (pod,)))["OperatorNotReady"]
+    assert found.words == "pod rollfleet/operator-1 is not ready, restarted 3 times: CrashLoopBackOff"
+    one_of_two = OperatorView("rollfleet/operator", (pod, replace(pod, name="operator-2", ready=True)))
+    assert findings(well_fleet(), operator=one_of_two) == {}
+
+
+def test_an_operator_that_is_gone_matters_where_something_waits_for_it() -> None:
+    gone = OperatorView("rollfleet/operator")
+    assert findings(well_fleet(), make_version(2, phase=Phase.ACTIVE), operator=gone) == {}
+    found = findings(well_fleet(), make_version(2, phase=Phase.PREPARING), operator=gone)["OperatorNotReady"]
+    assert "no pod runs under ServiceAccount rollfleet/operator" in found.words
+
+
+@pytest.mark.parametrize(("message", "reason"), [("pass failed", "PassFailed"), ("pass crashed", "PassCrashed")])
+def test_what_the_operators_log_says(message: str, reason: str) -> None:
+    text = "\n".join(
+        [
+            "not JSON",
+            '{"level": "warning", "message": "pass failed", "key": "rl/other", "error": "elsewhere"}',
+            f'{{"level": "warning", "message": "{message}", "key": "rl/qwen", "error": "older"}}',
+            f'{{"level": "warning", "message": "{message}", "key": "rl/qwen", "error": "{WORDS}"}}',
+            '{"level": "info", "message": "decision", "key": "rl/qwen"}',
+        ]
+    )
+    log = tuple(entries_about("rl/qwen", "operator-1", text))
+    assert [entry.error for entry in log] == ["older", WORDS]
+    view = OperatorView("rollfleet/operator", (OperatorPod("operator-1", "rollfleet", ready=True),), log)
+    found = findings(well_fleet(), operator=view)
+    assert (found[reason].words, set(found)) == (WORDS, {reason})
+
+
+# --- what guards and pods say
+
+
+def said(reason: str, **state: Any) -> Finding:
+    answer = Answer(POD, "p-1", make_state(**state))
+    return findings(well_fleet(epoch=4), pods=(make_pod(),), answers=(answer,))[reason]
+
+
+GUARDS: dict[str, Callable[[], Finding]] = {
+    "EngineDead": lambda: said("EngineDead", alive=False),
+    "Uncertain": lambda: said("Uncertain", weights=Weights(state=WeightsState.UNCERTAIN)),
+    "Quarantined": lambda: said("Quarantined", epoch=2**60),
+    "CheckpointIncomplete": lambda: said(
+        "CheckpointIncomplete",
+        operation=make_operation(
+            OperationName.PREPARE,
+            OperationStatus.FAILED,
+            version=3,
+            failure=Failure(reason=FailureReason.CHECKPOINT_INCOMPLETE, message=WORDS),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", GUARDS)
+def test_what_a_guard_says_of_itself(reason: str) -> None:
+    found = GUARDS[reason]()
+    assert (found.subject, found.reason) == (f"Pod/{POD}", reason)
+    assert found.remedy
+
+
+@pytest.mark.parametrize("disowned", [True, False])
+def test_a_guard_that_does_not_answer(disowned: bool) -> None:
+    answer = Answer[Any](POD, "p-1", error=WORDS, disowned=disowned)
+    assert findings(well_fleet(), pods=(make_pod(),), answers=(answer,))["Unreachable"].words == WORDS
+
+
+def test_an_engine_that_still_starts_is_no_fault() -> None:
+    answer = Answer[Any](POD, "p-1", error="connection refused")
+    pod = make_pod(container={"started": False}, conditions=[])
+    assert findings(well_fleet(), pods=(pod,), answers=(answer,)) == {}
+
+
+def test_who_may_not_ask_learns_nothing_about_engines() -> None:
+    answer = Answer[Any](POD, "p-1", error="forbidden", denied=True)
+    assert findings(well_fleet(), pods=(make_pod(),), answers=(answer,)) == {}
+
+
+def test_an_image_that_cannot_be_pulled() -> None:
+    container = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": WORDS}}}
+    found = findings(well_fleet(), pods=(make_pod(container=container, conditions=[]),))["Broken"]
+    assert found.words == f"ImagePullBackOff: {WORDS}"
+
+
+def test_a_pod_that_finds_no_node() -> None:
+    unscheduled = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": WORDS}]
+    found = findings(well_fleet(), pods=(make_pod(conditions=unscheduled, phase="Pending"),))
+    assert WORDS in found["Unschedulable"].words
+
+
+# --- the whole
+
+
+def test_a_weight_version_whose_fleet_does_not_exist() -> None:
+    found = findings(None, make_version(1))
+    assert set(found) == {"EngineNotFound"}
+
+
+def test_the_root_comes_first_and_nothing_twice() -> None:
+    detail = EngineDetail(name=POD, ordinal=0, state="Broken", since=NOW, message=WORDS)
+    fleet = make_fleet(
+        conditions=(make_condition("Accepted"), condition_of("Available", "Broken")),
+        engines=EnginesSummary(details=(detail,)),
+    )
+    ended = {"terminated": {"exitCode": 78, "message": WORDS}}
+    pod = make_pod(container={"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ended}, conditions=[])
+    found = diagnose(look(fleet, make_version(2, phase=Phase.PENDING), pods=(pod,)))
+    assert [each.reason for each in found] == ["ExitCode78", "Broken", "Broken"]
+    assert [each.subject for each in found] == [f"Pod/{POD}", f"Pod/{POD}", "RolloutEngine/qwen"]
+
+
+def test_a_reason_that_is_not_known_is_still_told() -> None:
+    fleet = well_fleet(conditions=(condition_of("Available", "FromTheFuture"),))
+    found = findings(fleet)["FromTheFuture"]
+    assert (found.words, found.remedy) == (WORDS, "see docs/troubleshooting.md")
+
+
+def test_events_need_no_judgement() -> None:
+    event = EventNote("Pod/x", "Warning", "Unhealthy", "probe failed", 3, NOW - timedelta(seconds=5))
+    assert findings(well_fleet(), events=(event,)) == {}
+
+
+def test_every_row_was_read() -> None:
+    """A page that is written otherwise must not make the tests above empty."""
+    assert len(rows_of("An update hangs or failed", "reason")) >= 20
+    assert re.search(r"CheckpointNotFound", PAGE)
