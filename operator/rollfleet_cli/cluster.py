@@ -130,6 +130,11 @@ class Cluster:
         path, limit = resource.path(namespace), str(MOST_OBJECTS)
         return list(self._get(path, resource.plural, limit=limit, **query)["items"])
 
+    def object(self, resource: Resource, namespace: str | None, name: str) -> Manifest:
+        """One object of any kind."""
+        where = f"{resource.kind} {namespace + '/' if namespace else ''}{name}"
+        return self._get(resource.path(namespace, name), where)
+
     def log(self, namespace: str, pod: str, lines: int) -> str:
         """The last lines that a pod wrote."""
         path, query = f"{PODS.path(namespace, pod)}/log", {"tailLines": str(lines), "limitBytes": str(MOST_LOG_BYTES)}

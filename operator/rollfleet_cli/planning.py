@@ -5,7 +5,7 @@ repeat them, since when it and the API server are up, what the API server would 
 own affair. `assumed` says what stands in for that.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -23,16 +23,19 @@ from rollfleet_operator.core.actions import (
     DeletePod,
     GuardCall,
     LabelPod,
+    StopPod,
 )
 from rollfleet_operator.core.objects.common import content_of, says
 from rollfleet_operator.core.objects.router import router_name
-from rollfleet_operator.core.observed import GuardView, Observed, Settings
+from rollfleet_operator.core.observed import GuardView, NodeView, Observed, Settings
 from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.vanished import suspect_nodes
 from rollfleet_operator.ports import Manifest
 from rollfleet_protocol.state import EngineState
 
+ReadNode = Callable[[str], NodeView | None]  # None: it cannot be read
 MEMORY = "the operator has refused commands and failed attempts in its memory, and may wait before it repeats one"
 
 
@@ -47,6 +50,7 @@ class Seen:
     children: dict[str, Manifest]  # live, by "Kind/name"
     closed_kinds: tuple[str, ...]  # of children, which could not be read
     now: datetime
+    read_node: ReadNode = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,21 @@ def observe(seen: Seen) -> tuple[Observed, tuple[str, ...]]:
         ca_bundle=seen.fleet.status.ca_bundle,
         settings=settings,
     )
-    return replace(bare, children=_applied(bare, seen)), (*assumed, MEMORY)
+    nodes = {name: seen.read_node(name) for name in sorted(suspect_nodes(bare))}
+    known = {name: view for name, view in nodes.items() if view is not None}
+    whole = replace(bare, children=_applied(bare, seen), nodes=known)
+    return whole, (*assumed, *_gaps(seen, nodes), MEMORY)
+
+
+def _gaps(seen: Seen, nodes: dict[str, NodeView | None]) -> Iterator[str]:
+    """Whose word is missing."""
+    unread = [name for name, view in nodes.items() if view is None]
+    if unread:
+        yield f"nothing is known of nodes {', '.join(unread)}: you may not read them"
+    present = {pod["metadata"]["uid"] for pod in seen.pods}
+    gone = [member.name for member in seen.fleet.status.members if member.uid not in present]
+    if gone:
+        yield f"engines that vanished were not asked, the operator may reach them: {', '.join(gone)}"
 
 
 def _view(answer: Answer[EngineState], now: datetime) -> GuardView:
@@ -167,8 +185,9 @@ def describe(action: Action) -> str:
         return f"delete {action.kind} {action.name}"
     if isinstance(action, CreatePod):
         return f"create pod {action.manifest['metadata']['name']}"
-    if isinstance(action, DeletePod):
-        return f"delete pod {action.name}: {action.why}"
+    if isinstance(action, DeletePod | StopPod):
+        what = "delete" if isinstance(action, DeletePod) else "stop, and keep,"
+        return f"{what} pod {action.name}: {action.why}"
     if isinstance(action, LabelPod):
         return f"{'add' if action.serving else 'take off'} the serving label of pod {action.name}"
     return f"command {_command(action)} to {action.pod}"

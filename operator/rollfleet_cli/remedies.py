@@ -104,6 +104,10 @@ FAILED = {  # an update, or what holds it up
         "an engine that may be open does not answer, so nobody can say that all are closed",
         "mend the network between the operator and port 8001, or delete the engine's pod",
     ),
+    "CannotBeFenced": Remedy(
+        "an engine whose pod is gone, or should be, may still answer clients: nobody said that its containers ended",
+        "as its words say: see that its machine is off, then taint the node out of service or annotate the fleet",
+    ),
     "Quarantined": Remedy("an engine names an absurd epoch", "delete its pod"),
     "Unsupported": Remedy("the engine's guard lacks what is needed", "use an engine image of the operator's release"),
     "Refused": Remedy("an engine refused a command", "read its log, and report it"),
@@ -129,6 +133,14 @@ UNAVAILABLE = {  # the fleet answers nobody
         "no engine can serve: its image can't be pulled, or it ends as soon as it starts",
         "cure what its words and exit code name",
     ),
+    "CannotStart": Remedy(
+        "no engine can serve, and this one ended with exit code 78, which no restart cures; its pod is kept",
+        "change what its words name in the fleet's spec; where the cause was outside of it, delete the pod",
+    ),
+    "RestartBudgetSpent": Remedy(
+        "no engine can serve, and this one failed more often than startup.restartBudget allows; its pod is kept",
+        "change what its words name in the fleet's spec; where the cause was outside of it, delete the pod",
+    ),
     "WaitingForWeights": Remedy("engines are up, and nothing is verified yet", "wait; the engines below say what for"),
     "CatchingUp": Remedy(
         "engines load the committed version", "wait; the committed version's checkpoint must still be there"
@@ -153,6 +165,10 @@ ENGINES = {  # one engine
     "Unreachable": Remedy(
         "its guard does not answer, or obeys another operator",
         "mend the network to port 8001; an engine of another operator is replaced by itself",
+    ),
+    "Unfenced": Remedy(
+        "its pod is gone or being deleted, and nobody said that its containers ended",
+        "as its words say; docs/troubleshooting.md has the cases under Engines that vanished",
     ),
     "Uncertain": Remedy("its weights were touched and not verified", "nothing: it is restored by itself"),
 }

@@ -12,7 +12,9 @@ from rollfleet_cli.errors import CommandError, ForbiddenError, NotFoundError
 from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
-from rollfleet_operator.ports import CHILDREN, PODS, Manifest, Resource
+from rollfleet_operator.clients.podviews import node_view
+from rollfleet_operator.core.observed import NodeView
+from rollfleet_operator.ports import CHILDREN, NODES, PODS, Manifest, Resource
 from rollfleet_protocol.state import EngineState
 
 CORE_EVENTS = Resource("v1", "Event", "events")  # what kubelet and scheduler write, and ours too
@@ -108,6 +110,20 @@ def children(cluster: Cluster, fleet: RolloutEngine) -> tuple[dict[str, Manifest
         ours = [item for item in items if _controller(item) == fleet.metadata.uid]
         found |= {f"{kind.kind}/{item['metadata']['name']}": item for item in ours}
     return found, tuple(closed)
+
+
+def node_reader(cluster: Cluster) -> Callable[[str], NodeView | None]:
+    """Nodes one by one, as the operator reads them; None for one that may not be read."""
+
+    def read(name: str) -> NodeView | None:
+        try:
+            return node_view(cluster.object(NODES, None, name))
+        except NotFoundError:
+            return NodeView(name, exists=False)
+        except ForbiddenError:
+            return None
+
+    return read
 
 
 def ask_states(

@@ -26,7 +26,7 @@ def plan(
     """Show what the operator would do now, and why. Writes nothing."""
     from rollfleet_cli.planning import Seen, foresee  # noqa: PLC0415 - half a second, not for --help
     from rollfleet_cli.render_inspect import render_plan  # noqa: PLC0415
-    from rollfleet_cli.snapshot import ask_states, children, engine_pods  # noqa: PLC0415
+    from rollfleet_cli.snapshot import ask_states, children, engine_pods, node_reader  # noqa: PLC0415
 
     access = Access(kubeconfig, context)
     cluster = Cluster(access)
@@ -38,7 +38,7 @@ def plan(
     refuse_if_denied(answers)
     live, closed = children(cluster, fleet)
     now = datetime.now(UTC)
-    planned = foresee(Seen(fleet, versions, pods, answers, live, closed, now))
+    planned = foresee(Seen(fleet, versions, pods, answers, live, closed, now, node_reader(cluster)))
     if output == "json":
         print_json(planned.to_json())
     else:

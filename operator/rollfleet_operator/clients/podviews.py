@@ -1,11 +1,12 @@
-"""From a pod's JSON to the PodView that decisions look at."""
+"""From the JSON of pods and nodes to the views that decisions look at."""
 
 from datetime import datetime
 from typing import Any
 
 from rollfleet_operator.api.meta import ANNOTATION_STOPPED, ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL_SERVING
 from rollfleet_operator.clients.errors import clipped
-from rollfleet_operator.core.observed import ContainerState, PodView
+from rollfleet_operator.core.observed import ContainerState, NodeView, PodView
+from rollfleet_operator.core.vanished import TAINT
 from rollfleet_operator.ports import Manifest
 from rollfleet_protocol.termination import summary
 
@@ -53,6 +54,19 @@ def pod_view(pod: Manifest) -> PodView:
         running_since=_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         stopped=(metadata.get("annotations") or {}).get(ANNOTATION_STOPPED, ""),
         grace_s=(pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S,
+    )
+
+
+def node_view(node: Manifest) -> NodeView:
+    """The view of a node."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = [one for one in conditions if one.get("type") == "Ready" and one.get("status") == "True"]
+    since = ready[0].get("lastTransitionTime") if ready else None
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return NodeView(
+        name=node["metadata"]["name"],
+        ready_since=datetime.fromisoformat(since) if since else None,
+        out_of_service=any(taint.get("key") == TAINT for taint in taints),
     )
 
 

@@ -5,12 +5,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import datetime
 
 from rollfleet_operator.clients.errors import NotFound, RollfleetError
+from rollfleet_operator.clients.podviews import node_view
 from rollfleet_operator.core.observed import NodeView
-from rollfleet_operator.core.vanished import TAINT
-from rollfleet_operator.ports import NODES, Cluster, Manifest
+from rollfleet_operator.ports import NODES, Cluster
 
 logger = logging.getLogger(__name__)
 
@@ -55,16 +54,3 @@ class Nodes:
         except RollfleetError as error:
             logger.warning("node %s: %s", name, error)
             return None
-
-
-def node_view(node: Manifest) -> NodeView:
-    """The view of a node."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready = [one for one in conditions if one.get("type") == "Ready" and one.get("status") == "True"]
-    since = ready[0].get("lastTransitionTime") if ready else None
-    taints = (node.get("spec") or {}).get("taints") or ()
-    return NodeView(
-        name=node["metadata"]["name"],
-        ready_since=datetime.fromisoformat(since) if since else None,
-        out_of_service=any(taint.get("key") == TAINT for taint in taints),
-    )

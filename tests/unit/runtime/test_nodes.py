@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from rollfleet_operator.clients.errors import Rejected
+from rollfleet_operator.clients.podviews import node_view
 from rollfleet_operator.core.observed import NodeView
 from rollfleet_operator.ports import NODES, Manifest, Resource
-from rollfleet_operator.runtime.nodes import FRESH_S, Nodes, node_view
+from rollfleet_operator.runtime.nodes import FRESH_S, Nodes
 from tests.support.cluster import MemoryCluster
 
 SINCE = "2026-11-29T12:00:00Z"
