@@ -100,7 +100,40 @@ def ask_for(cluster: Writer, namespace: str, name: str, wish: Wish) -> Asked:
                 raise
             written = scene.charge
         return _asked(scene, written, created=wanted.metadata.uid == "", under_way=_under_way(scene, wanted))
-    raise ConflictError(f"{namespace}/{name}: {ATTEMPTS} writes in a row were too late; the last answer: {words}")
+    raise _too_late(scene, words)
+
+
+def ask_again(cluster: Writer, namespace: str, name: str, request: str) -> Asked:
+    """Retry the version that failed; `request` is a string that was never used."""
+    words = ""
+    for _ in range(ATTEMPTS):
+        scene = look_at(cluster, namespace, name)
+        charge = failed_version(scene)
+        try:
+            written = cluster.patch_version(namespace, charge.metadata.name, _change(charge, retryRequest=request))
+        except ConflictError as error:
+            words = str(error)
+            continue
+        except UnreachableError:
+            scene = look_at(cluster, namespace, name)
+            if scene.charge is None or scene.charge.spec.retry_request != request:
+                raise
+            written = scene.charge
+        return _asked(scene, written, created=False, under_way=None)
+    raise _too_late(scene, words)
+
+
+def failed_version(scene: Scene) -> WeightVersion:
+    """The WeightVersion in charge, if there is something to retry; else an error that says why not."""
+    charge = scene.charge
+    if charge is None:
+        raise NotFoundError(f"{scene.place}: no WeightVersion names this fleet")
+    status, version = charge.status, charge.spec.version
+    if charge.metadata.generation > status.observed_generation:
+        raise NotPossibleError(f"{scene.place}: the operator has not looked at version {version} yet")
+    if status.phase is not Phase.FAILED:
+        raise NotPossibleError(f"{scene.place}: version {version} is {status.phase}; only one that failed is retried")
+    return charge
 
 
 def plan_version(scene: Scene, wish: Wish) -> WeightVersion:
@@ -160,11 +193,18 @@ def _named(scene: Scene, able: list[HistoryEntry], history: tuple[HistoryEntry, 
 
 def patch_of(wanted: WeightVersion) -> dict[str, Any]:
     """The merge patch that makes it so, if nobody wrote meanwhile."""
-    source = wanted.spec.source.dump()
-    return {
-        "metadata": {"resourceVersion": wanted.metadata.resource_version, "uid": wanted.metadata.uid},
-        "spec": {"version": wanted.spec.version, "step": wanted.spec.step, "source": source},
-    }
+    spec = wanted.spec
+    return _change(wanted, version=spec.version, step=spec.step, source=spec.source.dump())
+
+
+def _change(found: WeightVersion, **spec: Any) -> dict[str, Any]:
+    """A merge patch of the spec that holds only for the object as it was read."""
+    metadata = found.metadata
+    return {"metadata": {"resourceVersion": metadata.resource_version, "uid": metadata.uid}, "spec": spec}
+
+
+def _too_late(scene: Scene, words: str) -> ConflictError:
+    return ConflictError(f"{scene.place}: {ATTEMPTS} writes in a row were too late; the last answer: {words}")
 
 
 def _write(cluster: Writer, scene: Scene, wanted: WeightVersion) -> WeightVersion:

@@ -70,7 +70,7 @@ def has_reached(view: FleetView, wanted: int, *, exactly: bool = False) -> bool:
         return False  # the fleet's own first version; or it may still be raised
     if update.refused:
         raise UpdateFailedError(f"{place}: version {update.version} is not accepted: {update.refused}")
-    if update.is_current and update.phase == "Failed":
+    if update.is_current and update.phase == "Failed" and not update.retry_pending:
         why = view.last_failure or f"version {update.version}: {update.message or 'see `rollfleet status`'}"
         raise UpdateFailedError(f"{place}: the update failed: {why}")
     return update.is_current and update.phase == "Active"

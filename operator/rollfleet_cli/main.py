@@ -29,7 +29,12 @@ def describe(
     """Fleets of rollout engines: what they do, and which weights they shall hold. Also `kubectl rollfleet`."""
 
 
-for command in (show.status, show.watch, show.history, move.bump, move.rollback, inspect.plan, inspect.diagnose):
+COMMANDS = (
+    *(show.status, show.watch, show.history),
+    *(move.bump, move.rollback, move.retry),
+    *(inspect.plan, inspect.diagnose),
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -37,6 +37,10 @@ NOT_ACCEPTED = {  # of a WeightVersion
         "the fleet has committed this version or a higher one",
         "ask for a higher number; to go back, `rollfleet rollback`",
     ),
+    "VersionNotStored": Remedy(
+        "onFailure.type is Rollback, and the committed version has no stored copy to go back to",
+        "set onFailure.type Retry or Hold",
+    ),
     "InvalidSpec": Remedy(
         "a field that the message names; often spec.volumes.checkpoints of the fleet is not set",
         "correct it; changing volumes replaces the fleet's pods, one by one",
@@ -48,13 +52,14 @@ WAITING = {  # phase Pending
         "the engines have not verified version 0 yet", "wait; else cure what keeps the fleet closed"
     ),
     "NoEngines": Remedy("no engine is up", "wait; else cure what keeps the engines from starting"),
+    "TooFewEngines": Remedy("fewer engines are up than minServing", "start more, or lower minServing"),
     "ScaledToZero": Remedy("spec.replicas is 0", "scale the fleet"),
     "Reopening": Remedy(
         "engines that an update before closed are opening again", "wait: after 10 s it goes on without them"
     ),
 }
 
-AGAIN = "then ask for the checkpoint again with `rollfleet bump`"
+AGAIN = "then `rollfleet retry`, or `rollfleet bump` with the checkpoint"
 FAILED = {  # an update, or what holds it up
     "CheckpointNotFound": Remedy(
         "no such folder below volumes.checkpoints", f"correct the path, or put it there; {AGAIN}"
@@ -108,6 +113,10 @@ FAILED = {  # an update, or what holds it up
         "an engine whose pod is gone, or should be, may still answer clients: nobody said that its containers ended",
         "as its words say: see that its machine is off, then taint the node out of service or annotate the fleet",
     ),
+    "WeightsLost": Remedy(
+        "the update failed after weights were touched, and the version before has no stored copy",
+        "ask for a checkpoint: `rollfleet bump --checkpoint PATH`",
+    ),
     "Quarantined": Remedy("an engine names an absurd epoch", "delete its pod"),
     "Unsupported": Remedy("the engine's guard lacks what is needed", "use an engine image of the operator's release"),
     "Refused": Remedy("an engine refused a command", "read its log, and report it"),
@@ -147,6 +156,15 @@ UNAVAILABLE = {  # the fleet answers nobody
     ),
     "Updating": Remedy("an update has closed the fleet", "wait: it ends within the deadlines of its WeightVersion"),
     "ScaledToZero": Remedy("spec.replicas is 0", "scale the fleet"),
+    "Held": Remedy(
+        "an update failed, and its onFailure is Hold: touched engines stay closed",
+        "look at them; then `rollfleet retry`, ask for another checkpoint, set another onFailure.type, or delete the "
+        "WeightVersion, which restores the version before",
+    ),
+    "WeightsLost": Remedy(
+        "no engine holds the committed version, and nobody can read it again",
+        "put its folder back as it was, or ask for a checkpoint that is there: `rollfleet bump --checkpoint PATH`",
+    ),
     "CommitUnknown": Remedy(
         "the fleet's status was lost, and no open engine tells the version",
         "ask for the checkpoint that shall be served: `rollfleet bump --checkpoint PATH`",

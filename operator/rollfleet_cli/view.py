@@ -54,6 +54,7 @@ class UpdateView:
     message: str  # why it does not move, or failed
     is_current: bool  # whether the operator has seen the newest spec
     held_up: tuple[tuple[str, str, str], ...] = ()  # (engine, reason, the engine's own text)
+    retry_pending: bool = False  # a retry was asked for, and the operator has not begun it
     refused: str = ""  # why the operator does not accept the newest spec
     history: tuple[HistoryView, ...] = ()  # oldest first
 
@@ -141,6 +142,7 @@ def _update(version: WeightVersion) -> UpdateView:
         message=failing.message if failing else "",
         is_current=version.metadata.generation <= status.observed_generation,
         held_up=tuple((each.name, each.reason, each.message) for each in status.progress.failed),
+        retry_pending=version.spec.retry_request not in ("", status.retry_request),
         refused=_refusal(version, accepted),
         history=history_of(version),
     )

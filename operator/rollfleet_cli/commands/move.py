@@ -1,12 +1,13 @@
-"""bump, rollback: ask for another version, and follow it to its end."""
+"""bump, rollback, retry: ask for another version, or for the same one again, and follow it to its end."""
 
 from datetime import UTC, datetime
+from secrets import token_hex
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from rollfleet_cli.bumping import Asked, Wish, ask_for, choose_earlier, look_at
+from rollfleet_cli.bumping import Asked, Wish, ask_again, ask_for, choose_earlier, look_at
 from rollfleet_cli.cluster import Access, Cluster, Reader
 from rollfleet_cli.commands.options import Context, Fleet, Kubeconfig, Namespace, Output, Timeout, Wait
 from rollfleet_cli.commands.output import console, print_json, tell_until
@@ -60,6 +61,23 @@ def rollback(
     entry = choose_earlier(look_at(cluster, where, name), to)
     asked = ask_for(cluster, where, name, Wish(entry.checkpoint, entry.step))
     typer.echo(f"going back to version {entry.version} ({entry.checkpoint})", err=True)
+    _finish(cluster, asked, output, wait=wait, timeout=timeout)
+
+
+def retry(
+    name: Fleet,
+    wait: Wait = False,
+    timeout: Timeout = None,
+    namespace: Namespace = None,
+    output: Output = "table",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Try a version again that failed, under the same number."""
+    _check_timeout(wait=wait, timeout=timeout)
+    cluster = Cluster(Access(kubeconfig, context))
+    request = f"{datetime.now(UTC).isoformat(timespec='seconds')} {token_hex(4)}"
+    asked = ask_again(cluster, namespace or cluster.namespace, name, request)
     _finish(cluster, asked, output, wait=wait, timeout=timeout)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_cli.bumping import ATTEMPTS, Asked, Scene, Wish, ask_for, choose_earlier, plan_version
+from rollfleet_cli.bumping import ATTEMPTS, Asked, Scene, Wish, ask_again, ask_for, choose_earlier, plan_version
 from rollfleet_cli.errors import ConflictError, NotFoundError, NotPossibleError, UnreachableError
 from rollfleet_operator.api.rolloutengine import Committed, Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import HistoryEntry, Phase, WeightVersion
@@ -243,3 +243,40 @@ def test_where_there_is_nothing_to_go_back_to() -> None:
         earlier(None, entry(3, Outcome.FAILED))
     with pytest.raises(NotFoundError, match="no WeightVersion names this fleet"):
         choose_earlier(Scene(fleet_at(5), None), None)
+
+
+def test_a_version_that_failed_is_asked_for_again() -> None:
+    store = Store(fleet_at(4), stored(5, phase=Phase.FAILED))
+    told = ask_again(store, "rl", "qwen", "now")
+    assert (told.version, told.checkpoint) == (5, "step-5")
+    assert store.found is not None
+    assert (store.found.spec.retry_request, store.found.spec.version) == ("now", 5)
+
+
+def test_a_retry_whose_answer_was_lost_is_looked_up() -> None:
+    store = Store(fleet_at(4), stored(5, phase=Phase.FAILED))
+    store.answer_lost = True
+    assert ask_again(store, "rl", "qwen", "now").version == 5
+    assert store.writes == 1
+
+
+NOTHING_TO_RETRY = [
+    ("active", stored(5, phase=Phase.ACTIVE), "version 5 is Active; only one that failed is retried"),
+    ("under way", stored(5, phase=Phase.VERIFYING), "version 5 is Verifying"),
+    ("not looked at", stored(6, phase=Phase.FAILED, observed_generation=0), "has not looked at version 6 yet"),
+]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"), [case[1:] for case in NOTHING_TO_RETRY], ids=[case[0] for case in NOTHING_TO_RETRY]
+)
+def test_what_did_not_fail_is_not_retried(found: WeightVersion, words: str) -> None:
+    store = Store(fleet_at(4), found)
+    with pytest.raises(NotPossibleError, match=words):
+        ask_again(store, "rl", "qwen", "now")
+    assert store.writes == 0
+
+
+def test_without_a_weight_version_there_is_nothing_to_retry() -> None:
+    with pytest.raises(NotFoundError, match="no WeightVersion names this fleet"):
+        ask_again(Store(fleet_at(4)), "rl", "qwen", "now")

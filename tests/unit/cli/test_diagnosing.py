@@ -36,11 +36,11 @@ POD = "qwen-0-0-abcde"
 
 
 def rows_of(title: str, column: str) -> list[str]:
-    """First column of the table under a title whose first column is so named; names are taken apart."""
+    """Names in the first column of a table under a title; what follows a colon is a case of it."""
     section = PAGE.split(f"\n## {title}", 1)[1].split("\n## ", 1)[0]
     table = section.split(f"| {column} |", 1)[1].split("\n\n", 1)[0]
     cells = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    return [name.strip() for cell in cells for name in cell.split(",")]
+    return list(dict.fromkeys(name.split(":")[0].strip() for cell in cells for name in cell.split(",")))
 
 
 def well_fleet(**status: Any) -> RolloutEngine:

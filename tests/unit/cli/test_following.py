@@ -139,6 +139,15 @@ def test_what_becomes_of_a_later_version_does_not_matter(phase: Phase) -> None:
     assert has_reached(view(fleet, make_version(3, phase=phase)), 2)
 
 
+def test_a_failure_is_not_the_end_where_a_retry_waits() -> None:
+    failed = make_version(2, phase=Phase.FAILED)
+    asked = failed.model_copy(update={"spec": failed.spec.model_copy(update={"retry_request": "again"})})
+    assert has_reached(view(make_fleet(), asked), 2) is False
+    begun = asked.model_copy(update={"status": asked.status.model_copy(update={"retry_request": "again"})})
+    with pytest.raises(UpdateFailedError):
+        has_reached(view(make_fleet(), begun), 2)
+
+
 def refused(version: int, *, of_generation: int = 1) -> WeightVersion:
     said = make_condition("Accepted", holds=False, reason="InvalidSpec", message="set it")
     condition = said.model_copy(update={"observed_generation": of_generation})

@@ -13,6 +13,9 @@ WRONG = {
     "bump to version 0": (["bump", "qwen", "--checkpoint", "a", "--version", "0"], "--version"),
     "bump with a timeout and no wait": (["bump", "qwen", "--checkpoint", "a", "--timeout", "3"], "without --wait"),
     "rollback with a timeout and no wait": (["rollback", "qwen", "--timeout", "3"], "without --wait"),
+    "retry with a timeout and no wait": (["retry", "qwen", "--timeout", "3"], "without --wait"),
+    "a plan without patience": (["plan", "qwen", "--timeout", "0"], "--timeout"),
+    "diagnose by another way": (["diagnose", "qwen", "--via", "ssh"], "--via"),
     "rollback to a word": (["rollback", "qwen", "--to", "yesterday"], "--to"),
     "history of nothing": (["history"], "name"),
 }
