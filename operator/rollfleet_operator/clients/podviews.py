@@ -1,5 +1,6 @@
 """From the JSON of pods and nodes to the views that decisions look at."""
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +14,7 @@ from rollfleet_protocol.termination import summary
 ENGINE_CONTAINER = "engine"
 UNSCHEDULABLE = "Unschedulable"  # v1.PodReasonUnschedulable
 DEFAULT_GRACE_S = 30  # Kubernetes' own
+CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
 NO_ORDINAL = -1  # of a pod whose label was tampered with
 MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
 
@@ -118,8 +120,9 @@ def _last_words(terminated: Manifest) -> str:
 
 
 def _words(part: Manifest) -> str:
-    """Reason and message, as far as they are there."""
-    return ": ".join(text for text in (part.get("reason", ""), part.get("message", "")) if text)
+    """Reason and message, as far as they are there. Ids of containers differ in each try, and are no news."""
+    text = ": ".join(text for text in (part.get("reason", ""), part.get("message", "")) if text)
+    return CONTAINER_ID.sub("…", text)
 
 
 def _condition(status: Manifest, kind: str) -> Manifest:

@@ -12,6 +12,16 @@ def test_a_running_engine() -> None:
     assert view.message == ""
 
 
+def test_ids_that_differ_in_each_try_are_no_news() -> None:
+    views = []
+    for digit in "ab":
+        text = f'failed to generate container "{digit * 64}" spec: no command specified'
+        waiting = {"waiting": {"reason": "CreateContainerError", "message": text}}
+        views.append(pod_view(make_pod(container={"state": waiting})))
+    assert views[0] == views[1]
+    assert views[0].message == 'CreateContainerError: failed to generate container "…" spec: no command specified'
+
+
 def test_times_of_the_kubelet() -> None:
     ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-29T12:02:00Z"}
     last = {"terminated": {"exitCode": 1, "startedAt": "2026-11-29T12:00:30Z", "finishedAt": "2026-11-29T12:00:40Z"}}
