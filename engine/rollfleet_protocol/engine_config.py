@@ -51,6 +51,13 @@ class ModelConfig(Request):
     served_name: str
 
 
+class Hold(Request):
+    """Requests that find the gate closed by an update wait at this engine instead of being refused at once."""
+
+    seconds: Annotated[int, Field(ge=1, le=3600)]  # of one request; then the 503
+    max_requests: Annotated[int, Field(ge=1, le=65536)]  # at once; more get the 503 at once
+
+
 class EngineConfig(Request):
     """All that a launcher needs to start one engine."""
 
@@ -65,4 +72,5 @@ class EngineConfig(Request):
     tls_dir: str = "/etc/rollfleet/tls"  # tls.crt, tls.key
     run_dir: str = "/run/rollfleet"  # Unix socket of the preStop hook
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
+    hold: Hold | None = None  # None: a closed gate refuses
     tokens: TokenVerification = TokenVerification()

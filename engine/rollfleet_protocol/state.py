@@ -178,8 +178,8 @@ class ProbeReport(Answer):
 class EngineState(Answer):
     """The whole answer of GET /rollfleet/v1/state.
 
-    `sequence` rises with every change but `in_flight` and `kept`: a long poll with `after=sequence` returns at the next
-    change, so that load alone wakes nobody.
+    `sequence` rises with every change but `in_flight`, `kept` and `held`: a long poll with `after=sequence` returns at
+    the next change, so that load alone wakes nobody.
     """
 
     sequence: int
@@ -195,6 +195,7 @@ class EngineState(Answer):
     weights: Weights
     in_flight: int = 0  # admitted and not finished, without those that are kept
     kept: int = 0  # frozen by a Close in mode keep: nobody hears of them until the gate opens
+    held: int = 0  # not admitted yet: they wait for the gate to open (router.whenClosed)
     staged: Staged | None = None
     transferred: Transferred | None = None
     probe: ProbeResult | None = None

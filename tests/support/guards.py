@@ -16,6 +16,7 @@ from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.guard.serving import Serving
 from rollfleet_engine.guard.turnstile import Turnstile, current_passage
+from rollfleet_engine.guard.waiting import WaitingRoom
 from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor
 from rollfleet_protocol.commands import (
     Arm,
@@ -29,7 +30,7 @@ from rollfleet_protocol.commands import (
     Transfer,
     Verify,
 )
-from rollfleet_protocol.engine_config import EngineConfig, FleetIdentity, ModelConfig, OperatorIdentity
+from rollfleet_protocol.engine_config import EngineConfig, FleetIdentity, Hold, ModelConfig, OperatorIdentity
 from rollfleet_protocol.state import EngineState, Facts, FailureReason, OperationStatus, Transferred
 
 OPERATOR = OperatorIdentity(subject="system:serviceaccount:rollfleet:rollfleet-operator", uid="operator-uid")
@@ -258,15 +259,16 @@ OPERATOR_TOKEN = f"{OPERATOR.subject}/{OPERATOR.uid}"
 class Guarded:
     """A guard with an engine in memory, and short ways to drive it."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Hold | None = None) -> None:
         self.engine = MemoryEngine()
         self.app = MemoryApp(self.engine)
         self.stager = MemoryStager()
         self.turnstile = Turnstile()
         self.stream = io.StringIO()
         self.log = GuardLog({}, self.stream)
-        self.service = GuardService(self.engine, self.stager, self.turnstile, self.log)
-        self.serving = Serving(self.app, self.turnstile, self.service)
+        self.waiting = WaitingRoom(self.turnstile, hold)
+        self.service = GuardService(self.engine, self.stager, self.turnstile, self.log, self.waiting)
+        self.serving = Serving(self.app, self.turnstile, self.service, self.waiting)
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         """What was logged of this kind."""

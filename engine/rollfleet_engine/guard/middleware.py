@@ -16,6 +16,7 @@ from rollfleet_engine.guard.ports import EngineAdapter
 from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.guard.serving import Serving
 from rollfleet_engine.guard.turnstile import Turnstile
+from rollfleet_engine.guard.waiting import WaitingRoom
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 
 AdapterOf = Callable[[Scope], EngineAdapter]
@@ -67,9 +68,9 @@ class GuardedApp:
             if self._serving is not None:
                 return self._serving
             config, turnstile = self._config, Turnstile()
-            service = GuardService(
-                self._adapter_of(scope), self._stager or CheckpointStager(config), turnstile, self._log
-            )
+            waiting = WaitingRoom(turnstile, config.hold)
+            stager = self._stager or CheckpointStager(config)
+            service = GuardService(self._adapter_of(scope), stager, turnstile, self._log, waiting)
             verifier = self._verifier or ServiceAccountVerifier(config.fleet, config.tokens)
             control = ControlApp(service, verifier, config.operator, self._log)
             server = ControlServer(control, config, self._log, service.break_down)
@@ -78,7 +79,7 @@ class GuardedApp:
             await drain.start()
             service.start()
             self._parts, self.service = (server, drain), service
-            self._serving = Serving(self._app, turnstile, service)
+            self._serving = Serving(self._app, turnstile, service, waiting)
             facts = service.state().facts
             self._log.write(
                 "guard.started",

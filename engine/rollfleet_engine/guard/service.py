@@ -27,6 +27,7 @@ from rollfleet_engine.guard.states import (
     to_wire,
 )
 from rollfleet_engine.guard.turnstile import Turnstile
+from rollfleet_engine.guard.waiting import WaitingRoom
 from rollfleet_protocol.commands import Cancel, Command, Probe
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, OperationName, ProbeReport
@@ -54,10 +55,18 @@ class RejectedError(Exception):
 class GuardService:
     """Everything that control port, serving port and preStop hook share. Lives in one event loop."""
 
-    def __init__(self, adapter: EngineAdapter, stager: Stager, turnstile: Turnstile, log: GuardLog) -> None:
+    def __init__(
+        self,
+        adapter: EngineAdapter,
+        stager: Stager,
+        turnstile: Turnstile,
+        log: GuardLog,
+        waiting: WaitingRoom | None = None,
+    ) -> None:
         self._adapter = adapter
         self._facts = adapter.facts()
         self._turnstile = turnstile
+        self._waiting = waiting or WaitingRoom(turnstile, None)
         self._log = log
         self._state = GuardState(incarnation=uuid.uuid4().hex)
         self._operations = Operations(
@@ -109,7 +118,8 @@ class GuardService:
 
     def state(self) -> EngineState:
         """All that a follower is told."""
-        return to_wire(self._state, self._facts, self._turnstile.in_flight, _now(), self._turnstile.kept)
+        told = to_wire(self._state, self._facts, self._turnstile.in_flight, _now())
+        return told.model_copy(update={"kept": self._turnstile.kept, "held": self._waiting.held})
 
     def why_not_live(self) -> str:
         """For /livez; never asks the core."""

@@ -10,6 +10,7 @@ from rollfleet_engine.guard.answers import NOT_FOUND, Answer, AsgiApp, Receive, 
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
 from rollfleet_engine.guard.turnstile import Passage, Turnstile, version_header
 from rollfleet_engine.guard.versioned import Versioned
+from rollfleet_engine.guard.waiting import Held, WaitingRoom
 from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER, RefusalReason
 
 _REQUIRED = REQUIRED_HEADER.lower().encode()
@@ -34,10 +35,11 @@ class Vitals(Protocol):
 class Serving:
     """What port 8000 is, in front of the engine's own application."""
 
-    def __init__(self, app: AsgiApp, turnstile: Turnstile, vitals: Vitals) -> None:
+    def __init__(self, app: AsgiApp, turnstile: Turnstile, vitals: Vitals, waiting: WaitingRoom) -> None:
         self._app = app
         self._turnstile = turnstile
         self._vitals = vitals
+        self._waiting = waiting
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = ROUTES.get((scope["method"], scope["path"]))
@@ -65,6 +67,15 @@ class Serving:
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send) -> None:
         turnstile = self._turnstile
+        if not turnstile.is_open and self._waiting.admits and self._demand_refusal(scope, only=400) is None:
+            held = Held(receive)
+            receive = held.receive
+            try:
+                await self._waiting.wait(held)
+            finally:
+                await held.stop()
+            if held.gone.is_set():
+                return
         refused = self._refusal(scope)
         if refused is not None:
             turnstile.refused += 1
@@ -83,11 +94,15 @@ class Serving:
 
     def _refusal(self, scope: Scope) -> Answer | None:
         if not self._turnstile.is_open:
-            return self._turnstile.answer
+            return self._demand_refusal(scope, only=400) or self._turnstile.answer
+        return self._demand_refusal(scope)
+
+    def _demand_refusal(self, scope: Scope, only: int = 0) -> Answer | None:
+        """Of a version that is asked for; `only` of this status: at a closed gate nobody knows which one it will be."""
         for name, value in scope["headers"]:
             if name.startswith(_PREFIX):
                 refused = self._version_refusal(name, value)
-                if refused is not None:
+                if refused is not None and only in (0, refused.status):
                     return refused
         return None
 

@@ -195,7 +195,7 @@ class Decision:
     rejection: Rejection | None = None
 
 
-def to_wire(state: GuardState, facts: Facts, in_flight: int, now: float, kept: int = 0) -> EngineState:
+def to_wire(state: GuardState, facts: Facts, in_flight: int, now: float) -> EngineState:
     """As GET /rollfleet/v1/state tells it."""
     return EngineState(
         sequence=state.sequence,
@@ -210,7 +210,6 @@ def to_wire(state: GuardState, facts: Facts, in_flight: int, now: float, kept: i
         epoch=state.epoch,
         weights=state.weights,
         in_flight=in_flight,
-        kept=kept,
         staged=state.staged,
         transferred=state.transferred,
         probe=state.probe,

@@ -43,7 +43,9 @@ class Turnstile:
     def __init__(self) -> None:
         self.is_open = False
         self.version = 0
-        self.answer: Answer = closed(ClosedReason.STARTING)  # to whom is not admitted
+        self.closed_reason = ClosedReason.STARTING
+        self.answer: Answer = closed(self.closed_reason)  # to whom is not admitted
+        self.moved = asyncio.Event()  # set, and replaced, when the gate or the reason changes
         self.admitted = 0  # since it opened
         self.refused = 0  # since it closed
         self.first_admission_ns = 0  # wall clock; 0: none since it opened
@@ -69,6 +71,7 @@ class Turnstile:
         self._header = version_header(version)
         self.admitted = self.first_admission_ns = self.last_admission_ns = 0
         self.is_open = True
+        self._tell_moved()
         for passage in self._kept:
             if version != before:
                 self._cross(passage, before, version)
@@ -96,7 +99,12 @@ class Turnstile:
         if self.is_open:
             self.refused = 0
         self.is_open = False
-        self.answer = closed(reason)
+        self.closed_reason, self.answer = reason, closed(reason)
+        self._tell_moved()
+
+    def _tell_moved(self) -> None:
+        self.moved.set()
+        self.moved = asyncio.Event()
 
     def enter(self, *, pinned: bool = False) -> Passage:
         """Admit the request that the current task serves. The caller has looked at `is_open` in the same step."""

@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from rollfleet_operator.api.members import MAX_MEMBERS, Member
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
-from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
+from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, discriminator_rule, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
 
 __all__ = ["ExtraVolume", "RolloutEngine", "RolloutEngineSpec", "RolloutEngineStatus", "VolumeSource", "Volumes"]
@@ -151,8 +151,36 @@ class RouterPolicy(StrEnum):
     CONSISTENT_HASH = "consistent_hash"
 
 
+class WhenClosedType(StrEnum):
+    """What becomes of a request that finds the gate closed."""
+
+    REJECT = "Reject"
+    HOLD = "Hold"
+
+
+class Hold(ApiModel):
+    """Bounds of what waits at each engine."""
+
+    seconds: Annotated[int, Field(ge=1, le=3600)] = 30
+    """Seconds that one request waits at most."""
+    max_requests: Annotated[int, Field(ge=1, le=65536)] = 256
+    """Requests that wait at one engine at once; up to 1 MiB of each is read ahead."""
+
+
+class WhenClosed(
+    ApiModel,
+    json_schema_extra=rules(discriminator_rule("spec.router.whenClosed", "Hold", "hold")),
+):
+    """Discriminated union: what becomes of requests while an update has closed the gate."""
+
+    type: WhenClosedType = WhenClosedType.REJECT
+    """Reject: 503 at once, with Retry-After. Hold: they wait at the engine for the version that comes, then 503."""
+    hold: Hold | None = None
+    """For type Hold."""
+
+
 class Router(ApiModel):
-    """vllm-router in front of the fleet."""
+    """vllm-router in front of the fleet, and how the way to the engines behaves."""
 
     mode: RouterMode = RouterMode.ENABLED
     """Enabled: Service <fleet> leads to the router. Disabled: straight to the serving engines."""
@@ -162,6 +190,8 @@ class Router(ApiModel):
     """Router pods."""
     policy: RouterPolicy = RouterPolicy.CACHE_AWARE
     """How requests are spread."""
+    when_closed: WhenClosed = WhenClosed()
+    """What becomes of requests while an update has closed the gate; holds without a router too."""
 
 
 class Startup(ApiModel):

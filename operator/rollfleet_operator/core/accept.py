@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
+from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine, WhenClosedType
 from rollfleet_operator.api.volumes import VolumeSource
 from rollfleet_operator.api.weightversion import FailureType, PauseMode, WeightVersion
 from rollfleet_operator.core.observed import Settings
@@ -73,6 +73,9 @@ def _faults(fleet: RolloutEngine) -> Iterator[tuple[str, str]]:
     for variable in spec.env:
         if variable.name in RESERVED_ENV:
             yield f"spec.env[{variable.name}]", "is set by operator and image: remove it"
+    when_closed = spec.router.when_closed
+    if (when_closed.type is WhenClosedType.HOLD) != (when_closed.hold is not None):
+        yield "spec.router.whenClosed.hold", "must be set if, and only if, spec.router.whenClosed.type is Hold"
     for kind in ("limits", "requests"):
         if spec.accelerator.resource_name in ((spec.resources or {}).get(kind) or {}):
             yield (

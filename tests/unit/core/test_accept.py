@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import Committed, EnvVar, Model
+from rollfleet_operator.api.rolloutengine import (
+    Committed,
+    EnvVar,
+    Hold,
+    Model,
+    Router,
+    WhenClosed,
+    WhenClosedType,
+)
 from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.api.weightversion import Source, SourceType
 from rollfleet_operator.core.accept import in_charge, judge_fleet, judge_orphan, judge_weight_version, path_fault
@@ -153,3 +161,16 @@ def test_a_weight_version_without_a_fleet_names_the_reference() -> None:
     assert verdict.reason is Reason.ENGINE_NOT_FOUND
     assert "spec.engineRef.name" in verdict.message
     assert "'qwen'" in verdict.message
+
+
+def test_holding_needs_its_bounds_and_rejecting_has_none() -> None:
+    for when_closed, accepted in (
+        (WhenClosed(), True),
+        (WhenClosed(type=WhenClosedType.HOLD, hold=Hold()), True),
+        (WhenClosed(type=WhenClosedType.HOLD), False),
+        (WhenClosed(hold=Hold()), False),
+    ):
+        verdict = judge_fleet(make_fleet(router=Router(when_closed=when_closed)), make_settings())
+        assert verdict.accepted is accepted
+        if not accepted:
+            assert "spec.router.whenClosed.hold" in verdict.message

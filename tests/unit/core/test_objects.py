@@ -6,11 +6,21 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from rollfleet_operator.api.rolloutengine import Accelerator, EnvVar, Model, Router, RouterMode, Startup
+from rollfleet_operator.api.rolloutengine import (
+    Accelerator,
+    EnvVar,
+    Hold,
+    Model,
+    Router,
+    RouterMode,
+    Startup,
+    WhenClosed,
+    WhenClosedType,
+)
 from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.core.actions import ApplyObject, DeleteObject
 from rollfleet_operator.core.objects.common import content_hash
-from rollfleet_operator.core.objects.pod import build_pod, template_hash
+from rollfleet_operator.core.objects.pod import build_pod, engine_config, template_hash
 from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
 from rollfleet_operator.core.plan_children import plan_children
@@ -226,3 +236,11 @@ def test_a_router_that_is_no_longer_wanted_is_removed() -> None:
     ]
     assert list(applied(*changes)) == ["Service/qwen"]
     assert not [each for each in plan_children(make_observed(without)) if isinstance(each, DeleteObject)]
+
+
+def test_the_engine_is_told_how_many_requests_it_holds_and_how_long() -> None:
+    assert engine_config(make_fleet(), make_settings()).hold is None
+    when_closed = WhenClosed(type=WhenClosedType.HOLD, hold=Hold(seconds=9, max_requests=7))
+    told = engine_config(make_fleet(router=Router(when_closed=when_closed)), make_settings()).hold
+    assert told is not None
+    assert (told.seconds, told.max_requests) == (9, 7)

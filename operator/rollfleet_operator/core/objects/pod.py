@@ -26,6 +26,7 @@ from rollfleet_protocol.engine_config import (
     ENGINE_CONFIG_ENV,
     EngineConfig,
     FleetIdentity,
+    Hold,
     ModelConfig,
     OperatorIdentity,
 )
@@ -141,7 +142,7 @@ def _env(fleet: RolloutEngine, settings: Settings) -> list[Manifest]:
 
 def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
     """What the launcher is told."""
-    spec, meta = fleet.spec, fleet.metadata
+    spec, meta, hold = fleet.spec, fleet.metadata, fleet.spec.router.when_closed.hold
     model = MODEL_DIR if spec.model.path == "." else f"{MODEL_DIR}/{spec.model.path}"
     return EngineConfig(
         fleet=FleetIdentity(namespace=meta.namespace, name=meta.name, uid=meta.uid),
@@ -154,6 +155,7 @@ def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
         tls_dir=TLS_DIR,
         run_dir=RUN_DIR,
         drain_timeout_seconds=spec.drain_timeout_seconds,
+        hold=None if hold is None else Hold(seconds=hold.seconds, max_requests=hold.max_requests),
     )
 
 
