@@ -66,6 +66,7 @@ class EngineConfig(Request):
     model: ModelConfig
     checkpoints_path: str | None = None  # absolute folder that checkpoint paths are relative to
     engine_args: tuple[str, ...] = ()
+    data_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # ranks, each with a core of its own, behind one guard
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     control_port: Annotated[int, Field(ge=1, le=65535)] = 8001
     bind_address: str = "0.0.0.0"  # noqa: S104 - a pod's address is not known beforehand

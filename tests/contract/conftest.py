@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,11 @@ def models(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Models:
     return SimulatedModels(root) if kind.name == SIMULATOR else TinyModels(root)
 
 
-def _running(kind: Kind, site: Site, name: str, model: Path, models: Models) -> Iterator[EngineProcess]:
-    process = EngineProcess(kind, site, f"{kind.name}-{name}", model, models.root)
+def run_engine(
+    kind: Kind, site: Site, name: str, model: Path, models: Models, **changes: Any
+) -> Iterator[EngineProcess]:
+    """A fixture's body: an engine of its own, configured as the changes say."""
+    process = EngineProcess(kind, site, f"{kind.name}-{name}", model, models.root, **changes)
     try:
         process.wait_live()
         yield process
@@ -70,13 +74,13 @@ def _running(kind: Kind, site: Site, name: str, model: Path, models: Models) -> 
 @pytest.fixture(scope="session")
 def engine(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
     """The engine that most tests share; it started from base. Tests must not rely on the version it holds."""
-    yield from _running(kind, site, "main", models.folder(0), models)
+    yield from run_engine(kind, site, "main", models.folder(0), models)
 
 
 @pytest.fixture(scope="session")
 def fresh(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
     """An engine that was started from step-2 and never updated; ended by the tests of its death."""
-    yield from _running(kind, site, "fresh", models.folder(2), models)
+    yield from run_engine(kind, site, "fresh", models.folder(2), models)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -77,6 +77,7 @@ class EngineProcess:
         model: Path,
         checkpoints: Path,
         engine_args: tuple[str, ...] = ENGINE_ARGS,
+        **changes: Any,
     ) -> None:
         self.kind = kind
         self._folder = site.folder / name
@@ -104,6 +105,7 @@ class EngineProcess:
                     "tokenFile": str(site.issuer.token_file),
                 },
             }
+            | changes
         )
         site.authority.issue(tls, self.config.fleet.control_server_name)
         self.serving_url = f"http://127.0.0.1:{serving}"

@@ -10,6 +10,7 @@ from tests.contract.process import until
 
 # Enough to be caught running, few enough to end soon.
 SHORT_ANSWER = 400
+KEPT_ANSWER = 1200  # long enough to be caught running by a machine that is busy
 
 
 class Running:
@@ -76,13 +77,12 @@ def test_wait_aborts_what_is_left(serving: Operator, client: Client, models: Mod
 
 def test_keep_answers_from_both_versions_and_says_where(serving: Operator, client: Client, models: Models):
     prompt = models.short_prompt
-    old = client.complete(prompt, SHORT_ANSWER).text
-    assert client.complete(models.long_prompt, 1).version == 1  # fills blocks of the cache
-    whole, streamed = Running(client, prompt, SHORT_ANSWER), Listening(client, prompt, SHORT_ANSWER)
-    until(lambda: len(streamed.stream.answer.text) > 20, 20, "the stream has begun")
-    wait_in_flight(serving, 2)
+    old = client.complete(prompt, KEPT_ANSWER).text
     epoch = serving.next_epoch()
     digest = _staged(serving, epoch)
+    assert client.complete(models.long_prompt, 1).version == 1  # fills blocks of the cache
+    whole, streamed = Running(client, prompt, KEPT_ANSWER), Listening(client, prompt, KEPT_ANSWER)
+    until(lambda: len(streamed.stream.answer.text) > 20, 20, "the stream has begun")
     state = serving.close(epoch, 2, mode="keep")
     assert (state.gate, state.in_flight, state.kept, state.paused) == (Gate.CLOSED, 0, 2, True)
     heard = len(streamed.stream.answer.text)
@@ -100,7 +100,7 @@ def test_keep_answers_from_both_versions_and_says_where(serving: Operator, clien
         assert [span["version"] for span in told] == [1, 2]
         assert told[0]["fromToken"] == [0]
         ((change,),) = [span["fromToken"] for span in told[1:]]
-        assert 0 < change < SHORT_ANSWER
+        assert 0 < change < KEPT_ANSWER
         assert text[:change] == old[:change]
         # What a fresh request says under the new weights to the same tokens: nothing of the old cache was used.
         assert text[change : change + 16] == client.complete(prompt + text[:change], 16).text
@@ -117,8 +117,8 @@ def _staged(serving: Operator, epoch: int) -> str:
 
 
 def test_a_cancelled_keep_changes_nothing_for_the_request(serving: Operator, client: Client, models: Models):
-    old = client.complete(models.short_prompt, SHORT_ANSWER).text
-    running = Running(client, models.short_prompt, SHORT_ANSWER)
+    old = client.complete(models.short_prompt, KEPT_ANSWER).text
+    running = Running(client, models.short_prompt, KEPT_ANSWER)
     wait_in_flight(serving, 1)
     epoch = serving.next_epoch()
     assert serving.close(epoch, 2, mode="keep").kept == 1

@@ -43,6 +43,7 @@ class Dialect:
 
 _OURS = "the launcher sets it"
 _SPEC_MODEL = "it comes from spec.model"
+_DATA = "the number of data-parallel ranks comes from spec.parallelism.data"
 _IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
 _NO_GATE = "it starts servers that the guard does not stand in front of"
 _LOG = "the launcher reads the engine's log for the cause of a failure"
@@ -69,6 +70,14 @@ _RESERVED_OPTIONS = (
     Reserved("-dpe", _NO_GATE),
     Reserved("--data-parallel-hybrid-lb", _NO_GATE),
     Reserved("-dph", _NO_GATE),
+    *(Reserved(name, _DATA) for name in ("--data-parallel-size", "-dp")),
+    *(
+        Reserved(name, f"NotSupported: an engine is one pod, with all ranks in it; {_DATA}")
+        for name in (
+            *("--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
+            *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"),
+        )
+    ),
     Reserved("--enable-elastic-ep", "it changes the number of workers behind the guard's back"),
     Reserved("--worker-extension-cls", _WORKER),
     Reserved("--worker-cls", _WORKER),

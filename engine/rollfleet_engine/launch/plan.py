@@ -99,6 +99,7 @@ def _common_options(config: EngineConfig) -> tuple[str, ...]:
         *("--served-model-name", config.model.served_name),
         *("--host", config.bind_address),
         *("--port", str(config.serving_port)),
+        *(("--data-parallel-size", str(config.data_parallel_size)) if config.data_parallel_size > 1 else ()),
     )
 
 

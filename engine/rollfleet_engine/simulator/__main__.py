@@ -38,6 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     known, without_effect = parser.parse_known_args(argv)
     if without_effect:
@@ -54,7 +55,7 @@ def _model_len(arguments: argparse.Namespace) -> int:
 
 async def _serve(arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig) -> None:
     seconds_per_token = float(os.environ.get(PACE_VARIABLE, _DEFAULT_PACE_MS)) / 1000
-    core = Core(load_model(arguments.model), seconds_per_token, process.alive)
+    core = Core(load_model(arguments.model), seconds_per_token, process.alive, arguments.data_parallel_size)
     limits = Limits(arguments.served_model_name, _model_len(arguments))
     app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
     print_routes(app)

@@ -37,6 +37,8 @@ class SimulatorAdapter:
             engine="simulator",
             engine_version=RELEASE,
             model=self._model,
+            world_size=self._core.ranks,
+            data_parallel_size=self._core.ranks,
             capabilities=CAPABILITIES,
         )
 
@@ -141,7 +143,7 @@ class SimulatorAdapter:
             if self._core.paused:
                 raise EngineError(FailureReason.PROBE_FAILED, "probe: the scheduler is paused")
             await self._take_time("probe", deadline_s)
-            return (following_logprobs(self._core.weights.digest, tokens),)
+            return (following_logprobs(self._core.weights.digest, tokens),) * self._core.ranks
 
     async def _take_time(self, what: str, deadline_s: float) -> None:
         await asyncio.sleep(min(self._step_s, deadline_s))

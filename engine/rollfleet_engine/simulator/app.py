@@ -27,6 +27,7 @@ from rollfleet_engine.simulator.requests import (
     chat_tokens,
     prompt_tokens,
     read_body,
+    wanted_rank,
 )
 from rollfleet_engine.simulator.tokens import decode, encode
 
@@ -81,7 +82,7 @@ class Simulator:
         body = await read_body(request, TokensBody)
         if body.stream:
             raise RequestError(400, "the simulator does not stream on this route", param="stream")
-        generation = self._generation(body, tuple(body.token_ids), body.sampling_params.max_tokens)
+        generation = self._generation(request, body, tuple(body.token_ids), body.sampling_params.max_tokens)
         steps, reason = await _whole(request, self._core.generate(generation))
         choice = {"index": 0, "logprobs": None, "finish_reason": reason, "token_ids": [step.token for step in steps]}
         return JSONResponse(
@@ -95,11 +96,14 @@ class Simulator:
             }
         )
 
-    def _generation(self, body: GenerateBody, prompt: tuple[int, ...], wanted: int | None) -> Generation:
+    def _generation(
+        self, request: Request, body: GenerateBody, prompt: tuple[int, ...], wanted: int | None
+    ) -> Generation:
         limits = self._settings.limits
         limits.check_model(body.model)
         count = limits.check_length(len(prompt), wanted)
-        return Generation(prompt=prompt, max_tokens=count, cache_salt=body.cache_salt or "")
+        rank = wanted_rank(request, self._core.ranks)
+        return Generation(prompt=prompt, max_tokens=count, cache_salt=body.cache_salt or "", rank=rank)
 
     def _usage(self, generation: Generation, *, chunk: bool = False) -> dict[str, Any]:
         cached = generation.cached_tokens if self._settings.tell_cached_tokens else None
@@ -108,7 +112,7 @@ class Simulator:
     async def _answer(
         self, request: Request, body: GenerateBody, prompt: tuple[int, ...], wanted: int | None, form: Completion | Chat
     ) -> Response:
-        generation = self._generation(body, prompt, wanted)
+        generation = self._generation(request, body, prompt, wanted)
         self._core.require_alive()
         if body.stream:
             tell_usage = body.stream_options is not None and body.stream_options.include_usage

@@ -6,6 +6,7 @@ with finish_reason "abort" and the output so far, cached blocks are used whateve
 
 import asyncio
 import hashlib
+import itertools
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -55,6 +56,7 @@ class Generation:
     prompt: tuple[int, ...]
     max_tokens: int
     cache_salt: str = ""
+    rank: int | None = None  # data-parallel; None: the core chooses
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
     cached_tokens: int = 0  # known once the first token came
     aborted: bool = False
@@ -78,9 +80,12 @@ class Counters:
 class Core:
     """Everything that vLLM's engine core is for the guard and for clients."""
 
-    def __init__(self, weights: HeldWeights, seconds_per_token: float, alive: Callable[[], bool]) -> None:
+    def __init__(
+        self, weights: HeldWeights, seconds_per_token: float, alive: Callable[[], bool], ranks: int = 1
+    ) -> None:
         self.weights = weights
-        self.counters = Counters()
+        self.counters = tuple(Counters() for _ in range(ranks))  # of every data-parallel rank
+        self._next_rank = itertools.cycle(range(ranks))
         self.paused = False
         self._seconds_per_token = seconds_per_token
         self._alive = alive
@@ -89,9 +94,18 @@ class Core:
         self._blocks: OrderedDict[bytes, str] = OrderedDict()
 
     @property
+    def ranks(self) -> int:
+        """Data-parallel ranks. Each has a prefix cache and requests of its own; they are paused and loaded together."""
+        return len(self.counters)
+
+    @property
     def running(self) -> int:
         """Requests that it has."""
         return len(self._running)
+
+    def running_on(self, rank: int) -> int:
+        """Requests of one rank."""
+        return sum(request.rank == rank for request in self._running)
 
     def require_alive(self) -> None:
         """Raise what vLLM's client raises."""
@@ -102,6 +116,8 @@ class Core:
         """Greedy tokens, then the reason for the end."""
         if len(self._running) >= MOST_REQUESTS:
             raise TooManyRequestsError(f"the simulator holds at most {MOST_REQUESTS} requests")
+        if request.rank is None:
+            request.rank = next(self._next_rank)
         self._running.add(request)
         if (passage := current_passage.get()) is not None:
             passage.requests.append(request.name)
@@ -109,7 +125,8 @@ class Core:
             async for step in self._steps(request):
                 yield step
             reason = "abort" if request.aborted else "length"
-            self.counters.finished[reason] = self.counters.finished.get(reason, 0) + 1
+            finished = self._counters_of(request).finished
+            finished[reason] = finished.get(reason, 0) + 1
             self._running.discard(request)  # now: whoever has the reason need not come back
             yield End(reason)
         finally:
@@ -129,8 +146,11 @@ class Core:
             before, token = context.copy(), context.best()
             context.append(token)
             request.output.append(token)
-            self.counters.generated_tokens += 1
+            self._counters_of(request).generated_tokens += 1
             yield Step(token, before.logprob(token), before)
+
+    def _counters_of(self, request: Generation) -> Counters:
+        return self.counters[request.rank or 0]
 
     async def _scheduled(self, request: Generation) -> bool:
         """Wait for the request's next turn. False: it was aborted."""
@@ -151,9 +171,9 @@ class Core:
     def _prefill(self, request: Generation, tokens: tuple[int, ...]) -> Context:
         """Take what the cache has, and cache what is computed now."""
         request.holds_blocks, request.preempted = True, False
-        self.counters.prompt_tokens += len(tokens)
+        self._counters_of(request).prompt_tokens += len(tokens)
         stale = self.weights.digest
-        keys = self._block_keys(request.cache_salt, tokens)
+        keys = self._block_keys(f"{request.rank} {request.cache_salt}", tokens)
         # The last token is always computed, since its logits are needed.
         usable = (len(tokens) - 1) // BLOCK_TOKENS
         hits = 0
@@ -162,7 +182,7 @@ class Core:
             stale = stale if filled_by == self.weights.digest else f"{filled_by} under {self.weights.digest}"
             hits += 1
         request.hits = hits * BLOCK_TOKENS
-        self.counters.cached_tokens += request.hits
+        self._counters_of(request).cached_tokens += request.hits
         for key in keys[hits:]:
             self._blocks[key] = stale
         while len(self._blocks) > MOST_CACHED_BLOCKS:

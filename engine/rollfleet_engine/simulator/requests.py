@@ -143,3 +143,15 @@ def chat_tokens(body: ChatBody) -> tuple[int, ...]:
     """The conversation in the tiny model's chat template."""
     turns = "".join(f"{message.role}: {message.content}\n" for message in body.messages)
     return encode(turns + "assistant:")
+
+
+def wanted_rank(request: Request, ranks: int) -> int | None:
+    """The data-parallel rank that a client asks for. As vLLM: what is no number counts for nothing."""
+    text = request.headers.get("X-data-parallel-rank")
+    try:
+        rank = None if text is None else int(text)
+    except ValueError:
+        return None
+    if rank is not None and not 0 <= rank < ranks:
+        raise RequestError(400, f"data_parallel_rank {rank} is out of range [0, {ranks}).")
+    return rank

@@ -69,6 +69,13 @@ class Model(ApiModel):
     """The `model` that clients name in their requests."""
 
 
+class Parallelism(ApiModel):
+    """How one engine spreads over its devices. Tensor and pipeline parallelism are flags of `engine.args`."""
+
+    data: Annotated[int, Field(ge=1, le=64)] = 1
+    """Data-parallel ranks of each engine: cores of their own behind one address. All are closed, loaded and probed."""
+
+
 class Accelerator(ApiModel):
     """Devices of one pod, by extended resource."""
 
@@ -104,7 +111,7 @@ class EnvVar(ApiModel):
 
 _OWNED_FLAGS = (
     "model|served[-_]model[-_]name|host|port|uds|api[-_]server[-_]count|middleware|root[-_]path|"
-    "worker[-_]extension[-_]cls|grpc"
+    "worker[-_]extension[-_]cls|grpc|data[-_]parallel[-_]size"
 )
 
 
@@ -121,8 +128,9 @@ class EngineOptions(ApiModel):
                         rule(
                             f"!self.matches('^--({_OWNED_FLAGS})(=|$)')",
                             "spec.engine.args must not set --model, --served-model-name (both: spec.model), --host, "
-                            "--port, --uds, --api-server-count, --middleware, --root-path, --worker-extension-cls or "
-                            "--grpc: the launcher sets them, or they lead round the guard",
+                            "--port, --uds, --api-server-count, --middleware, --root-path, --worker-extension-cls, "
+                            "--data-parallel-size (spec.parallelism.data) or --grpc: the launcher sets them, or they "
+                            "lead round the guard",
                         )
                     ),
                 ),
@@ -261,6 +269,8 @@ class RolloutEngineSpec(
     """The model that engines load at start: version 0."""
     volumes: Volumes
     """Read-only data of the engines."""
+    parallelism: Parallelism = Parallelism()
+    """How one engine spreads over its devices."""
     accelerator: Accelerator = Accelerator()
     """Devices of each engine."""
     engine: EngineOptions = EngineOptions()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngineStatus
+from rollfleet_operator.api.rolloutengine import Outcome, Parallelism, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Phase
 from rollfleet_operator.core.actions import GuardCall
 from rollfleet_protocol.state import Failure, FailureReason, OperationName
@@ -201,3 +201,13 @@ def test_an_active_update_of_a_fleet_that_was_deleted_is_made_again_on_the_new_o
     again.weight_versions["qwen-policy"] = old
     assert again.run(30, lambda: again.all_serve(1))
     assert again.committed_versions == [0, 1]
+
+
+def test_c17_a_number_of_ranks_that_differs_from_the_spec_is_named_before_any_pause() -> None:
+    world = World(make_fleet(replicas=2, parallelism=Parallelism(data=2)))
+    assert world.run(60, lambda: world.all_serve(0))
+    bump(world, 1, deadlines=DEADLINES.model_copy(update={"prepare_seconds": 5}))
+    assert world.run(30, lambda: world.ended(1))
+    message = failed(world, 1, "Unsupported")
+    assert "2 data-parallel ranks (spec.parallelism.data): it reports 1" in message
+    assert world.all_serve(0)

@@ -43,6 +43,12 @@ def test_vllm_is_started_behind_the_guard(make_config, make_facts):
     assert found.env["VLLM_TARGET_DEVICE"] == "cpu"
 
 
+def test_the_number_of_ranks_is_the_spec_s(make_config, make_facts):
+    wide = _planned(make_config, make_facts, config={"dataParallelSize": 2})
+    assert _value(wide.argv, "--data-parallel-size") == "2"
+    assert "--data-parallel-size" not in _planned(make_config, make_facts).argv
+
+
 def test_simulator_gets_the_same_arguments(make_config, make_facts):
     found = _planned(
         make_config,
@@ -87,6 +93,9 @@ def test_simulator_gets_the_same_arguments(make_config, make_facts):
         ("--model=other", "--model"),
         ("--enable-lora", "--enable-lora"),
         ("-qfp8", "-q"),
+        ("--data-parallel-size=2", "--data-parallel-size"),
+        ("-dp", "-dp"),
+        ("--data_parallel_rank", "--data-parallel-rank"),
     ],
 )
 def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_facts, argument, option):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import rollfleet_engine
 from rollfleet_engine.launch.facts import EngineKind
 from rollfleet_engine.launch.preflight import (
     KIND_VARIABLE,
@@ -117,11 +118,15 @@ def test_own_paths_hold_our_packages():
     assert any(Path(path, "rollfleet_engine").is_dir() for path in own_paths())
 
 
+# The modules under test, wherever they were imported from.
+MODULES = str(Path(rollfleet_engine.__file__).parents[1])
+
+
 def _launch(environ: dict[str, str], tmp_path: Path) -> tuple[subprocess.CompletedProcess[str], dict]:
     log = tmp_path / "termination-log"
     done = subprocess.run(
         [sys.executable, "-m", "rollfleet_engine.launch"],
-        env={"PATH": os.environ["PATH"], "ROLLFLEET_TERMINATION_LOG": str(log)} | environ,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": MODULES, "ROLLFLEET_TERMINATION_LOG": str(log)} | environ,
         capture_output=True,
         text=True,
         timeout=30,

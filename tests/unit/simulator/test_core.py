@@ -52,12 +52,12 @@ async def _run(core: Core, request: Generation) -> tuple[tuple[int, ...], str]:
 async def test_greedy_answer(core: Core):
     assert await _run(core, Generation(PROMPT, 10)) == (greedy("sha256:old", PROMPT, 10), "length")
     assert core.running == 0
-    assert core.counters.finished == {"length": 1}
+    assert core.counters[0].finished == {"length": 1}
 
 
 async def test_a_pause_ends_what_runs_with_what_it_has(core: Core):
     running = asyncio.create_task(_run(core, Generation(PROMPT, 10_000)))
-    await _until(lambda: core.counters.generated_tokens >= 5)
+    await _until(lambda: core.counters[0].generated_tokens >= 5)
     core.pause()
     tokens, reason = await asyncio.wait_for(running, 5)
     assert reason == "abort"

@@ -150,6 +150,7 @@ def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
         model=ModelConfig(path=model, served_name=spec.model.served_name),
         checkpoints_path=None if spec.volumes.checkpoints is None else CHECKPOINTS_DIR,
         engine_args=spec.engine.args,
+        data_parallel_size=spec.parallelism.data,
         serving_port=SERVING_PORT,
         control_port=CONTROL_PORT,
         tls_dir=TLS_DIR,

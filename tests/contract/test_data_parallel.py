@@ -1,0 +1,185 @@
+"""An engine of two data-parallel ranks that holds requests: what concerns all ranks, and who waits at its gate."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from rollfleet_protocol.refusals import SPANS_HEADER
+from rollfleet_protocol.state import Gate
+from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, wait_in_flight
+from tests.contract.conftest import run_engine
+from tests.contract.models import Models
+from tests.contract.process import EngineProcess, Kind, Site, until
+
+RANKS = 2
+HOLD_S = 4
+MOST_HELD = 2
+KEPT_ANSWER = 1200  # long enough to be caught running by a machine that is busy
+RANK_HEADER = "X-data-parallel-rank"
+
+
+@pytest.fixture(scope="module")
+def wide(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
+    """Two ranks, and a gate at which requests wait."""
+    hold = {"seconds": HOLD_S, "maxRequests": MOST_HELD}
+    yield from run_engine(kind, site, "wide", models.folder(0), models, dataParallelSize=RANKS, hold=hold)
+
+
+@pytest.fixture(scope="module")
+def operator(wide: EngineProcess, site: Site) -> Iterator[Operator]:
+    one = Operator(wide, site)
+    yield one
+    one.close_client()
+
+
+@pytest.fixture(scope="module")
+def client(wide: EngineProcess) -> Iterator[Client]:
+    one = Client(wide)
+    yield one
+    one.close_client()
+
+
+class Asking:
+    """A request in a thread."""
+
+    def __init__(self, client: Client, prompt: str, tokens: int, headers: dict[str, str]) -> None:
+        self._answers: list[Answer] = []
+        self._thread = threading.Thread(
+            target=lambda: self._answers.append(client.complete(prompt, tokens, headers=headers)), daemon=True
+        )
+        self._thread.start()
+
+    def answer(self) -> Answer:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        return self._answers[0]
+
+
+def on(rank: int) -> dict[str, str]:
+    return {RANK_HEADER: str(rank)}
+
+
+def on_every_rank(client: Client, models: Models, tokens: int = LONG_ANSWER) -> list[Asking]:
+    return [Asking(client, models.short_prompt, tokens, on(rank)) for rank in range(RANKS)]
+
+
+def test_all_workers_are_told(operator: Operator):
+    facts = operator.state().facts
+    assert (facts.world_size, facts.data_parallel_size) == (RANKS, RANKS)
+
+
+def test_every_rank_is_loaded_probed_and_starts_with_an_empty_cache(operator: Operator, client: Client, models: Models):
+    operator.update(1, "step-1")
+    prompt = models.long_prompt
+    for rank in range(RANKS):
+        client.complete(prompt, 1, headers=on(rank))
+        assert client.complete(prompt, 1, headers=on(rank)).cached_tokens == 128
+    state = operator.update(2, "step-2")
+    assert state.probe is not None
+    assert len(state.probe.by_rank) == RANKS
+    for logprobs in (*state.probe.by_rank, *operator.probe().by_rank):
+        assert logprobs == pytest.approx(models.probe(2) or state.probe.logprobs, abs=1e-4)
+    assert len(operator.probe().by_rank) == RANKS
+    for rank in range(RANKS):
+        answer = client.complete(prompt, 32, headers=on(rank))
+        assert (answer.version, answer.cached_tokens, answer.text) == (2, 0, models.answer(2, prompt)[:32])
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_closing_ends_what_runs_on_every_rank(operator: Operator, client: Client, models: Models, mode: str):
+    operator.update(1, "step-1")
+    running = on_every_rank(client, models)
+    wait_in_flight(operator, RANKS)
+    epoch = operator.next_epoch()
+    state = operator.close(epoch, 2, mode=mode, drainTimeoutSeconds=0.2)
+    assert (state.gate, state.in_flight, state.paused) == (Gate.CLOSED, 0, True)
+    assert [asking.answer().finish_reason for asking in running] == ["abort"] * RANKS
+    operator.do("cancel", epoch)
+    for rank in range(RANKS):
+        assert (
+            client.complete(models.short_prompt, 8, headers=on(rank)).text == models.answer(1, models.short_prompt)[:8]
+        )
+
+
+def test_every_rank_keeps_its_requests(operator: Operator, client: Client, models: Models):
+    operator.update(1, "step-1")
+    old = client.complete(models.short_prompt, KEPT_ANSWER).text
+    epoch, digest = operator.next_epoch(), models.digest(2)
+    operator.prepare(epoch, 2, "step-2")
+    running = on_every_rank(client, models, KEPT_ANSWER)
+    wait_in_flight(operator, RANKS)
+    assert operator.close(epoch, 2, mode="keep").kept == RANKS
+    operator.do("arm", epoch)
+    operator.transfer(epoch, 2, digest)
+    operator.verify(epoch, 2, digest)
+    operator.do("open", epoch, version=2, digest=digest)
+    for asking in running:
+        answer = asking.answer()
+        assert answer.finish_reason == "length"
+        if SPANS_HEADER not in answer.headers:  # it had not begun
+            assert (answer.version, answer.text[:64]) == (2, models.answer(2, models.short_prompt)[:64])
+            continue
+        first, second = json.loads(answer.headers[SPANS_HEADER])
+        assert (first["version"], second["version"]) == (1, 2)
+        (change,) = second["fromToken"]
+        assert answer.text[:change] == old[:change]
+        assert answer.text[change : change + 16] == client.complete(models.short_prompt + old[:change], 16).text
+
+
+def test_c30_a_rank_that_does_not_exist_is_refused_with_the_range(operator: Operator, client: Client, models: Models):
+    operator.update(1, "step-1")
+    for rank in (2, -1):
+        answer = client.complete("abc", 1, headers=on(rank))
+        assert answer.status == 400
+        assert "[0, 2)" in answer.body["error"]["message"]
+
+
+# --- router.whenClosed Hold
+
+
+def wait_held(operator: Operator, count: int) -> None:
+    until(lambda: operator.state().held == count, 10, f"{count} requests wait at the gate")
+
+
+def test_held_requests_get_the_version_at_their_admission(operator: Operator, client: Client, models: Models):
+    operator.update(1, "step-1")
+    epoch, digest = operator.next_epoch(), models.digest(2)
+    operator.prepare(epoch, 2, "step-2")
+    operator.close(epoch, 2)
+    operator.do("arm", epoch)
+    operator.transfer(epoch, 2, digest)
+    operator.verify(epoch, 2, digest)
+    demands: list[dict[str, str]] = [{}, {"X-Weight-Version-Required": "1"}]
+    held = [Asking(client, models.short_prompt, 8, headers) for headers in demands]
+    wait_held(operator, 2)
+    began = time.monotonic()
+    over = client.complete("abc", 1)
+    assert (over.status, over.body["error"]["closedReason"]) == (503, "Updating")
+    assert time.monotonic() - began < HOLD_S / 2
+    assert operator.state().in_flight == 0
+    operator.do("open", epoch, version=2, digest=digest)
+    free, bound = (asking.answer() for asking in held)
+    assert (free.status, free.version, free.text) == (200, 2, models.answer(2, models.short_prompt)[:8])
+    assert (bound.status, bound.body["error"]["reason"]) == (409, "WrongVersion")
+    assert operator.state().held == 0
+
+
+def test_held_requests_wait_no_longer_than_told_and_leave_with_their_clients(operator: Operator, client: Client):
+    operator.update(1, "step-1")
+    epoch = operator.next_epoch()
+    operator.close(epoch, 2)
+    began = time.monotonic()
+    patient = Asking(client, "abc", 1, {})
+    wait_held(operator, 1)
+    with pytest.raises(httpx.ReadTimeout):
+        client.http.post("/v1/completions", json={"model": "policy", "prompt": "abc"}, timeout=1)
+    wait_held(operator, 1)
+    answer = patient.answer()
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    assert time.monotonic() - began >= HOLD_S - 0.5
+    operator.do("cancel", epoch)
+    assert client.complete("abc", 1).status == 200
