@@ -32,6 +32,12 @@ from rollfleet_protocol.commands import Open
 TAINT = "node.kubernetes.io/out-of-service"
 
 
+def to_follow(observed_pods: tuple[PodView, ...], members: tuple[Member, ...]) -> tuple[PodView | Member, ...]:
+    """Whose guards are asked. Where another pod has the address of one that vanished, nobody speaks for that one."""
+    taken = {pod.ip for pod in observed_pods}
+    return (*observed_pods, *(member for member in members if member.ip not in taken))
+
+
 def with_vanished(observed: Observed, now: datetime) -> Observed:
     """The snapshot with the pods that only the status remembers."""
     fleet = observed.fleet

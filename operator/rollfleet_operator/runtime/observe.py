@@ -12,7 +12,7 @@ from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
 from rollfleet_operator.core.objects.common import owner_reference
 from rollfleet_operator.core.observed import Observed, PodView, Settings
-from rollfleet_operator.core.vanished import suspect_nodes, vanished
+from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
 from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.nodes import Nodes
 from rollfleet_operator.runtime.records import Records
@@ -87,7 +87,7 @@ class Observer:
         pods = self._records.pods.pods(key, fleet.metadata.uid)
         terminated = self._records.pods.terminated(member.uid for member in fleet.status.members)
         gone = vanished(fleet, (pod.uid for pod in pods), terminated)
-        self._records.followers.ensure(key, identity_of(fleet), (*pods, *gone))
+        self._records.followers.ensure(key, identity_of(fleet), to_follow(pods, gone))
         if fleet.metadata.uid not in self._met:
             # After a restart the first thing that is said of a fleet must not be that nobody knows its engines.
             await self._records.followers.first_words(key, FIRST_WORDS_S)

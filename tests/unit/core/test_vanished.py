@@ -13,6 +13,7 @@ from rollfleet_operator.core.actions import GuardCall
 from rollfleet_operator.core.observed import NodeView
 from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.policies import KUBELET_S
+from rollfleet_operator.core.vanished import to_follow
 from rollfleet_protocol.commands import Open
 from rollfleet_protocol.state import Gate
 from tests.support.builders import (
@@ -277,6 +278,15 @@ def test_a_successor_at_its_address_does_not_speak_for_it() -> None:
     assert [each.uid for each in write.status.members] == ["gone", "pod-0"]
     (told,) = write.status.engines.details
     assert "its address belongs to another engine now" in told.message
+
+
+def test_nobody_is_asked_at_an_address_that_another_pod_has() -> None:
+    lost, taken = (
+        Member(name=f"qwen-{n}-0-old", uid=f"gone-{n}", ordinal=n, ip=f"198.51.100.{n}", node=NODE) for n in (9, 1)
+    )
+    pod = make_pod(0)
+    assert pod.ip == taken.ip
+    assert to_follow((pod,), (lost, taken)) == (pod, lost)
 
 
 def test_where_the_record_is_full_nobody_else_is_opened() -> None:
