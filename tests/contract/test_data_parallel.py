@@ -1,6 +1,9 @@
 """An engine of two data-parallel ranks that holds requests: what concerns all ranks, and who waits at its gate."""
 
 import json
+import os
+import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -130,12 +133,33 @@ def test_every_rank_keeps_its_requests(operator: Operator, client: Client, model
         assert answer.text[change : change + 16] == client.complete(models.short_prompt + old[:change], 16).text
 
 
-def test_c30_a_rank_that_does_not_exist_is_refused_with_the_range(operator: Operator, client: Client, models: Models):
+def test_c30_ranks_in_requests(operator: Operator, client: Client, models: Models, wide: EngineProcess):
     operator.update(1, "step-1")
-    for rank in (2, -1):
-        answer = client.complete("abc", 1, headers=on(rank))
-        assert answer.status == 400
-        assert "[0, 2)" in answer.body["error"]["message"]
+    before = answered(client)
+    for _ in range(12):
+        assert client.complete("abc", 1).status == 200
+    spread = [now - then for now, then in zip(answered(client), before, strict=True)]
+    assert sum(spread) == 12
+    assert min(spread) > 0
+    for rank in range(RANKS):
+        before = answered(client)
+        assert client.complete("abc", 1, headers=on(rank)).status == 200
+        assert [now - then for now, then in zip(answered(client), before, strict=True)] == [
+            float(each == rank) for each in range(RANKS)
+        ]
+    for text in ("2", "-1", "abc", "", "1.0", "99999999"):
+        answer = client.complete("abc", 1, headers={RANK_HEADER: text})
+        assert answer.status == 400, text
+        assert "0 to 1" in answer.body["error"]["message"]
+
+
+def answered(client: Client) -> list[float]:
+    """Requests that each rank has finished, by its own count."""
+    text = client.get("/metrics").text
+    found = [0.0] * RANKS
+    for rank, count in re.findall(r'vllm:request_success_total\{[^}]*engine="(\d+)"[^}]*\} ([0-9.]+)', text):
+        found[int(rank)] += float(count)
+    return found
 
 
 # --- router.whenClosed Hold
@@ -183,3 +207,13 @@ def test_held_requests_wait_no_longer_than_told_and_leave_with_their_clients(ope
     assert time.monotonic() - began >= HOLD_S - 0.5
     operator.do("cancel", epoch)
     assert client.complete("abc", 1).status == 200
+
+
+def test_a_rank_that_dies_takes_the_whole_engine_out(operator: Operator, client: Client, wide: EngineProcess):
+    """Comes last: nothing works after it."""
+    operator.update(1, "step-1")
+    os.kill(wide.core_pids()[-1], signal.SIGKILL)
+    until(lambda: not operator.state().alive, 20, "the guard noticed")
+    assert operator.state().gate is Gate.CLOSED
+    assert client.complete("abc", 1).status == 503
+    assert wide.wait(60) not in (0, None)

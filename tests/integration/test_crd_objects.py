@@ -114,6 +114,16 @@ BAD_FLEETS = {
         setting("spec.router.policy", "fastest"),
         "spec.router.policy: Unsupported value",
     ),
+    "Hold without bounds": (
+        setting("spec.router.whenClosed", {"type": "Hold"}),
+        "spec.router.whenClosed.hold must be set if, and only if, spec.router.whenClosed.type is Hold",
+    ),
+    "bounds of nothing": (
+        setting("spec.router.whenClosed", {"type": "Reject", "hold": {"seconds": 5}}),
+        "spec.router.whenClosed.hold must be set if, and only if, spec.router.whenClosed.type is Hold",
+    ),
+    "no rank": (setting("spec.parallelism.data", 0), "spec.parallelism.data: Invalid value: 0"),
+    "ranks as a flag": (setting("spec.engine.args", ["--data-parallel-size=2"]), "spec.engine.args must not set"),
     "a name too long for pods": (setting("metadata.name", "q" * 41), "metadata.name must start with a letter"),
     "a name that no Service may have": (setting("metadata.name", "7b"), "metadata.name must start with a letter"),
 }
@@ -138,7 +148,14 @@ BAD_VERSIONS = {
         'spec.source.type: Unsupported value: "Trainer"',
     ),
     "no fleet": (lambda document: document["spec"].pop("engineRef"), "spec.engineRef: Required value"),
-    "pause mode that is not built": (setting("spec.pause.mode", "keep"), 'spec.pause.mode: Unsupported value: "keep"'),
+    "a pause mode that vLLM has not": (
+        setting("spec.pause.mode", "drop"),
+        'spec.pause.mode: Unsupported value: "drop"',
+    ),
+    "waiting for longer than quiescing may take": (
+        setting("spec.pause", {"mode": "wait", "drainTimeoutSeconds": 120}),
+        "spec.pause.drainTimeoutSeconds must be less than spec.deadlines.quiesceSeconds",
+    ),
     "strategy that is not built": (setting("spec.strategy.type", "Rolling"), "spec.strategy.type: Unsupported value"),
     "one probe token": (setting("spec.verify.probe.tokens", [1]), "spec.verify.probe.tokens"),
     "a negative token": (

@@ -79,8 +79,8 @@ class GuardedApp:
             await drain.start()
             service.start()
             self._parts, self.service = (server, drain), service
-            self._serving = Serving(self._app, turnstile, service, waiting)
             facts = service.state().facts
+            self._serving = Serving(self._app, turnstile, service, waiting, facts.data_parallel_size)
             self._log.write(
                 "guard.started",
                 incarnation=service.incarnation,

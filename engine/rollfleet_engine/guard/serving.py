@@ -16,6 +16,8 @@ from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER, Refusal
 _REQUIRED = REQUIRED_HEADER.lower().encode()
 _MINIMUM = MINIMUM_HEADER.lower().encode()
 _PREFIX = b"x-weight-version-"
+_RANK = b"x-data-parallel-rank"  # vLLM's own header
+_LONGEST_RANK = 4  # digits
 _LONGEST_VERSION = len(str(2**63 - 1))
 _PASSED = (RouteClass.INFERENCE, RouteClass.PROBE)
 
@@ -35,11 +37,14 @@ class Vitals(Protocol):
 class Serving:
     """What port 8000 is, in front of the engine's own application."""
 
-    def __init__(self, app: AsgiApp, turnstile: Turnstile, vitals: Vitals, waiting: WaitingRoom) -> None:
+    def __init__(
+        self, app: AsgiApp, turnstile: Turnstile, vitals: Vitals, waiting: WaitingRoom, ranks: int = 1
+    ) -> None:
         self._app = app
         self._turnstile = turnstile
         self._vitals = vitals
         self._waiting = waiting
+        self._ranks = ranks  # data-parallel
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = ROUTES.get((scope["method"], scope["path"]))
@@ -102,9 +107,20 @@ class Serving:
         for name, value in scope["headers"]:
             if name.startswith(_PREFIX):
                 refused = self._version_refusal(name, value)
-                if refused is not None and only in (0, refused.status):
-                    return refused
+            elif name == _RANK:
+                refused = self._rank_refusal(value)
+            else:
+                continue
+            if refused is not None and only in (0, refused.status):
+                return refused
         return None
+
+    def _rank_refusal(self, value: bytes) -> Answer | None:
+        """vLLM takes a rank that is no number for none at all, and the request lands where nobody meant it to."""
+        if value.isdigit() and len(value) <= _LONGEST_RANK and int(value) < self._ranks:
+            return None
+        message = f"{_RANK.decode()}: {value!r} is no rank of this engine: they are 0 to {self._ranks - 1}"
+        return refusal(RefusalReason.INVALID_REQUEST, message)
 
     def _version_refusal(self, name: bytes, value: bytes) -> Answer | None:
         """A client that demands a version gets that one or an error, never another."""

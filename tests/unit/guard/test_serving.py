@@ -8,6 +8,7 @@ import pytest
 
 from rollfleet_engine.guard.middleware import GuardedApp
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
+from rollfleet_engine.guard.serving import Serving
 from rollfleet_protocol.refusals import ClosedReason, Refusal, RefusalReason
 from tests.support.guards import OPERATOR_TOKEN, Guarded, eventually, make_config
 
@@ -226,3 +227,18 @@ async def test_websockets_are_refused(guarded: Guarded, can_answer: bool) -> Non
     await app({"type": "websocket", "path": "/v1/realtime", "extensions": extensions}, receive, send)
     assert sent[0].get("status", sent[0].get("code")) == (404 if can_answer else 1008)
     assert guarded.app.seen == []
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+async def test_a_rank_must_be_one_of_the_engine_s(guarded: Guarded, ranks: int) -> None:
+    serving = Serving(guarded.app, guarded.turnstile, guarded.service, guarded.waiting, ranks)
+    await guarded.serve_initial()
+    transport = httpx.ASGITransport(serving)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        for value in ("-1", "abc", "", "1.0", "+0", str(ranks), "10000000000"):
+            answer = await client.post("/v1/completions", headers={"X-Data-Parallel-Rank": value})
+            assert answer.status_code == 400, value
+            assert f"0 to {ranks - 1}" in refusal_of(answer).error.message
+        for rank in range(ranks):
+            answer = await client.post("/v1/completions", headers={"X-Data-Parallel-Rank": str(rank)})
+            assert answer.status_code == 200
