@@ -8,7 +8,7 @@ from pydantic import Field, WithJsonSchema
 
 from rollfleet_operator.api.members import MAX_MEMBERS, Member
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
-from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, discriminator_rule, rule, rules
+from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
 
 __all__ = ["ExtraVolume", "RolloutEngine", "RolloutEngineSpec", "RolloutEngineStatus", "VolumeSource", "Volumes"]
@@ -177,7 +177,14 @@ class Hold(ApiModel):
 
 class WhenClosed(
     ApiModel,
-    json_schema_extra=rules(discriminator_rule("spec.router.whenClosed", "Hold", "hold")),
+    json_schema_extra=rules(
+        rule(
+            # The default {} of the field is judged before its own defaults are filled in.
+            "(has(self.type) && self.type == 'Hold') == has(self.hold)",
+            "spec.router.whenClosed.hold must be set if, and only if, spec.router.whenClosed.type is Hold",
+            field=".hold",
+        )
+    ),
 ):
     """Discriminated union: what becomes of requests while an update has closed the gate."""
 
