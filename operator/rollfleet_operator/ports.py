@@ -41,6 +41,7 @@ ROLES = Resource("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 NODES = Resource("v1", "Node", "nodes")
 DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")
+LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 ACCESS_REVIEWS = Resource("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
 
@@ -74,6 +75,10 @@ class Cluster(Protocol):
         """Read a collection from quorum, page by page. No namespace: all of them."""
         ...
 
+    async def list_metadata(self, resource: Resource, namespace: str | None, label_selector: str = "") -> Listing:
+        """The same, of each object only its metadata."""
+        ...
+
     async def create(
         self, resource: Resource, namespace: str | None, manifest: Manifest, subresource: tuple[str, str] | None = None
     ) -> Manifest:
@@ -89,7 +94,7 @@ class Cluster(Protocol):
         ...
 
     async def merge_patch(self, resource: Resource, namespace: str, name: str, patch: Manifest) -> Manifest:
-        """JSON merge patch; metadata.uid in the patch is a precondition."""
+        """JSON merge patch; metadata.uid and metadata.resourceVersion in the patch are preconditions."""
         ...
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> Manifest:

@@ -39,11 +39,16 @@ def one(objects: list[Object], kind: str, name: str | None = None) -> Object:
 MATRIX: tuple[tuple[Object, ...], ...] = (
     ({}, {"watchNamespaces": ["rl", "rl-2", "rl"]}),
     ({}, {"crds": {"keep": False}}, {"crds": {"enabled": False}}),
-    ({}, {"rbac": {"create": False, "aggregateToUserRoles": False}}, {"rbac": {"askEnginesRole": {"create": True}}}),
+    (
+        {},
+        {"rbac": {"create": False, "aggregateToUserRoles": False}, "replicaCount": 2},
+        {"rbac": {"askEnginesRole": {"create": True}}},
+    ),
     (
         {},
         {
             "fullnameOverride": "fleet-operator",
+            "podDisruptionBudget": {"enabled": False},
             "image": {"digest": f"sha256:{'a' * 64}", "pullPolicy": "Never"},
             "imagePullSecrets": [{"name": "registry"}],
             "hostPathVolumes": {"allowed": True},
@@ -116,6 +121,9 @@ def test_values_and_their_schema_name_the_same_keys() -> None:
         ({"watchNamespaces": ["Not_A_Name"]}, "watchNamespaces"),
         ({"hostPathVolumes": {"allowed": "yes"}}, "hostPathVolumes/allowed"),
         ({"replicas": 2}, "replicas"),
+        ({"replicaCount": 0}, "replicaCount"),
+        ({"replicaCount": "2"}, "replicaCount"),
+        ({"podDisruptionBudget": {"minAvailable": 1}}, "minAvailable"),
         ({"logLevel": "loud"}, "logLevel"),
         ({"image": {"digest": "sha256:short"}}, "image/digest"),
         ({"crds": None}, "crds"),
@@ -157,7 +165,7 @@ def test_rights_are_exactly_those_that_the_operator_asks_for() -> None:
     assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes")) == wanted(NEEDED_IN_CLUSTER)
     own = one(objects, "Role", "rollfleet-operator-own")
     assert own["metadata"]["namespace"] == "system"
-    assert verbs(own) == wanted(needed_at_home("rollfleet-operator"))
+    assert verbs(own) == wanted(needed_at_home("rollfleet-operator", "rollfleet-operator"))
 
 
 def test_watched_namespaces_get_a_role_each_and_the_cluster_one_for_nodes() -> None:
@@ -225,13 +233,19 @@ def test_the_operator_understands_its_arguments(
         "spec"
     ]["containers"][0]
     paths = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"]}
-    assert paths == {"POD_NAMESPACE": "metadata.namespace", "SERVICE_ACCOUNT_NAME": "spec.serviceAccountName"}
+    assert paths == {
+        "POD_NAMESPACE": "metadata.namespace",
+        "POD_UID": "metadata.uid",
+        "SERVICE_ACCOUNT_NAME": "spec.serviceAccountName",
+    }
     monkeypatch.setenv("POD_NAMESPACE", "system")
+    monkeypatch.setenv("POD_UID", "7e1c")
     monkeypatch.setenv("SERVICE_ACCOUNT_NAME", "rollfleet-operator")
     options = parse(container["args"])
     assert options.namespaces == namespaces
     assert options.allow_host_path == host_path
     assert options.router_image == "r:1"
+    assert (options.lease, options.identity) == ("rollfleet-operator", "7e1c")
     assert options.listen_port == container["ports"][0]["containerPort"]
     assert options.kubeconfig is None
 
@@ -254,6 +268,25 @@ def test_the_operators_pod_is_locked_down() -> None:
     assert container["resources"]["limits"]["memory"]
     assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "http"}
     assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+
+
+def test_one_replica_is_replaced_and_several_roll() -> None:
+    single = render(IMAGE)
+    assert one(single, "Deployment")["spec"]["replicas"] == 1
+    assert "affinity" not in one(single, "Deployment")["spec"]["template"]["spec"]
+    assert not [o for o in single if o["kind"] == "PodDisruptionBudget"]
+    several = render(merged(IMAGE, {"replicaCount": 2}))
+    deployment, budget = one(several, "Deployment")["spec"], one(several, "PodDisruptionBudget")["spec"]
+    assert (deployment["replicas"], deployment["strategy"]["type"]) == (2, "RollingUpdate")
+    (preferred,) = deployment["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert preferred["podAffinityTerm"]["labelSelector"] == budget["selector"] == deployment["selector"]
+    assert budget["maxUnavailable"] == 1
+    theirs = {"nodeAffinity": {}}
+    placed = render(merged(IMAGE, {"replicaCount": 2, "affinity": theirs, "podDisruptionBudget": {"enabled": False}}))
+    assert one(placed, "Deployment")["spec"]["template"]["spec"]["affinity"] == theirs
+    assert not [o for o in placed if o["kind"] == "PodDisruptionBudget"]
 
 
 def test_crds_come_and_stay_as_the_values_say() -> None:

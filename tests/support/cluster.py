@@ -32,6 +32,10 @@ class MemoryCluster:
         ]
         return Listing(tuple(found), str(self._revision))
 
+    async def list_metadata(self, resource: Resource, namespace: str | None, label_selector: str = "") -> Listing:
+        found = await self.list(resource, namespace, label_selector)
+        return Listing(tuple({"metadata": item["metadata"]} for item in found.items), found.resource_version)
+
     async def create(
         self, resource: Resource, namespace: str | None, manifest: Manifest, subresource: tuple[str, str] | None = None
     ) -> Manifest:
@@ -61,6 +65,10 @@ class MemoryCluster:
     async def merge_patch(self, resource: Resource, namespace: str, name: str, patch: Manifest) -> Manifest:
         self._attempt("patch", resource, name)
         stored = await self.get(resource, namespace, name)
+        for precondition in ("uid", "resourceVersion"):
+            given = patch.get("metadata", {}).get(precondition)
+            if given is not None and given != stored["metadata"].get(precondition):
+                raise Conflict(f"{resource.kind} {name}: the {precondition} in the precondition does not match")
         return self.put(resource, namespace, _merged(stored, patch))
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str | None = None) -> Manifest:

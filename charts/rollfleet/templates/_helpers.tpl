@@ -49,13 +49,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 # Children of a fleet, by server-side apply (create and patch).
 - apiGroups: [""]
   resources: [services, serviceaccounts]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [apps]
   resources: [deployments]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [get, list, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 # Certificates of the control ports. No list: other Secrets are none of its business.
 - apiGroups: [""]
   resources: [secrets]

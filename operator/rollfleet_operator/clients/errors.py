@@ -5,6 +5,7 @@ RollfleetError
 │   ├── Unreachable         no answer: connection, TLS, deadline, 5xx
 │   ├── Busy                the other side asks to wait: 429, 503
 │   ├── Conflict            somebody else wrote first: look again at once, no event
+│   ├── NotLeading          our own fence: another process may act by now, this one must not
 │   └── Terminating         the namespace is being deleted, and all in it
 ├── Rejected                the same request will never be taken
 │   ├── InvalidSpec         the content is wrong: 400, 413, 422
@@ -51,6 +52,10 @@ class Busy(Retryable):
 
 class Conflict(Retryable):
     """Somebody else wrote first."""
+
+
+class NotLeading(Retryable):
+    """Another process may act by now, so this one must not."""
 
 
 class Terminating(Retryable):

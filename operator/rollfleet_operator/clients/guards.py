@@ -1,9 +1,9 @@
 """The control port of engines: TLS by our CA, the fleet's server name, a Bearer token of the fleet's audience."""
 
-import asyncio
 import ssl
 import time
 from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -17,6 +17,8 @@ from rollfleet_operator.clients.errors import (
     from_guard,
     from_transport,
 )
+from rollfleet_operator.clients.fence import demand
+from rollfleet_operator.clients.slots import FairSlots
 from rollfleet_operator.clients.tokens import Tokens
 from rollfleet_operator.ports import Meter
 from rollfleet_protocol.commands import LOOK_PATH, PREFIX, STATE_PATH, Command
@@ -27,7 +29,11 @@ CONTROL_PORT = 8001
 MAX_CONNECTIONS = 8192  # a long poll and a command for each of some thousand engines
 MAX_CONNECTIONS_PER_ENGINE = 4
 MAX_BODY = 1 << 20  # bytes of an answer
-MAX_SHORT_CALLS = 128  # at once; a thousand TLS handshakes together would outlast their own deadline on one core
+# Calls at once, in all and of one fleet. A thousand TLS handshakes together would outlast their own deadline on one
+# core. Commands and first questions are counted apart: engines that are gone must not hold up commands to those that
+# are there.
+MAX_COMMANDS, MAX_COMMANDS_PER_FLEET = 256, 64
+MAX_QUESTIONS, MAX_QUESTIONS_PER_FLEET = 128, 32
 TLS_BUFFER = 32 * 1024  # bytes; a TLS record holds 16 KiB at most
 KEEP_ALIVE_S = 60.0
 CONNECT_S = 3.0  # within a cluster; a pod that is gone answers nothing
@@ -56,9 +62,11 @@ class Endpoint:
 class GuardClient:
     """Calls to guards. One session for all fleets; their certificates come from one CA."""
 
-    def __init__(self, ca_pem: str, tokens: Tokens, meter: Meter) -> None:
+    def __init__(self, ca_pem: str, tokens: Tokens, meter: Meter, leads: Callable[[], bool]) -> None:
         SSLProtocol.max_size = TLS_BUFFER  # asyncio's 256 KiB are half a gigabyte for a thousand engines (measured)
-        self._short_calls = asyncio.Semaphore(MAX_SHORT_CALLS)
+        self._leads = leads
+        self._commands = FairSlots(MAX_COMMANDS, MAX_COMMANDS_PER_FLEET)
+        self._questions = FairSlots(MAX_QUESTIONS, MAX_QUESTIONS_PER_FLEET)
         self._tls = ssl.create_default_context(cadata=ca_pem)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self._tokens = tokens
@@ -77,10 +85,14 @@ class GuardClient:
         """Close the connections."""
         await self._session.close()
 
+    def waiting(self) -> int:
+        """Calls that wait for their fleet's turn."""
+        return self._commands.waiting() + self._questions.waiting()
+
     async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
         """The guard's state: at once without `after`, else at the next change or after POLL_S."""
         if after is None:
-            async with self._short_calls:
+            async with self._questions.slot(endpoint.fleet.uid):
                 return await self._call(endpoint, "GET", STATE_PATH, None, COMMAND_S)
         query = f"?after={after}&waitSeconds={POLL_S}"
         return await self._call(endpoint, "GET", STATE_PATH + query, None, POLL_S + POLL_GRACE_S)
@@ -96,7 +108,7 @@ class GuardClient:
         body = command.model_dump_json(by_alias=True, exclude_none=True).encode()
         started, outcome = time.monotonic(), "ok"
         try:
-            async with self._short_calls:
+            async with self._commands.slot(endpoint.fleet.uid):
                 return await self._twice(endpoint, f"{PREFIX}/{name}", body)
         except RollfleetError as error:
             outcome = type(error).__name__
@@ -128,6 +140,7 @@ class GuardClient:
         what = f"guard of {endpoint.pod} ({endpoint.ip}:{endpoint.port})"
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         if body is not None:
+            demand(self._leads)
             headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(

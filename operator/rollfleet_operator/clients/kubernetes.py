@@ -25,10 +25,11 @@ DEADLINE_S = 10.0  # of one request; the API server's own default for a write is
 LIST_DEADLINE_S = 60.0  # of one page
 PAGE = 500  # objects
 MAX_PAGES = 400
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 128
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 JSON = "application/json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1"
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:
@@ -64,10 +65,19 @@ class KubernetesCluster:
 
     async def list(self, resource: Resource, namespace: str | None, label_selector: str = "") -> Listing:
         """Read a collection from quorum, page by page."""
+        return await self._list(resource, namespace, label_selector, JSON)
+
+    async def list_metadata(self, resource: Resource, namespace: str | None, label_selector: str = "") -> Listing:
+        """The same, of each object only its metadata."""
+        return await self._list(resource, namespace, label_selector, METADATA_ONLY)
+
+    async def _list(self, resource: Resource, namespace: str | None, label_selector: str, accept: str) -> Listing:
         items: list[Manifest] = []
         query = {"limit": str(PAGE)} | ({"labelSelector": label_selector} if label_selector else {})
         for _ in range(MAX_PAGES):
-            page = await self._call("list", "GET", resource, namespace, query=query, deadline_s=LIST_DEADLINE_S)
+            page = await self._call(
+                "list", "GET", resource, namespace, query=query, deadline_s=LIST_DEADLINE_S, accept=accept
+            )
             items.extend(page.get("items") or ())
             following = page["metadata"].get("continue")
             if not following:
@@ -101,7 +111,7 @@ class KubernetesCluster:
         )
 
     async def merge_patch(self, resource: Resource, namespace: str, name: str, patch: Manifest) -> Manifest:
-        """JSON merge patch; metadata.uid in the patch is a precondition."""
+        """JSON merge patch; metadata.uid and metadata.resourceVersion in the patch are preconditions."""
         query = {"fieldManager": FIELD_MANAGER}
         return await self._call("patch", "PATCH", resource, namespace, name, query=query, body=patch, kind=MERGE_PATCH)
 
@@ -131,6 +141,7 @@ class KubernetesCluster:
         query: Mapping[str, str] | None = None,
         body: Manifest | None = None,
         kind: str = JSON,
+        accept: str = JSON,
         deadline_s: float = DEADLINE_S,
     ) -> Manifest:
         """One counted request."""
@@ -139,7 +150,7 @@ class KubernetesCluster:
         counted = resource.plural + (f"/{subresource}" if subresource else "")
         started, outcome = time.monotonic(), "ok"
         try:
-            return await self._request(method, path, query or {}, body, kind, deadline_s, what)
+            return await self._request(method, path, query or {}, body, kind, deadline_s, what, accept)
         except RollfleetError as error:
             outcome = type(error).__name__
             raise
@@ -155,8 +166,9 @@ class KubernetesCluster:
         kind: str,
         deadline_s: float,
         what: str,
+        accept: str = JSON,
     ) -> Manifest:
-        headers = {"Content-Type": kind, "Accept": JSON}
+        headers = {"Content-Type": kind, "Accept": accept}
         try:
             _, url, headers, _, _ = await self._api.param_serialize(
                 method, path, header_params=headers, auth_settings=["BearerToken"]

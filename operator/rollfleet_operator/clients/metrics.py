@@ -73,17 +73,28 @@ class FleetCollector(Collector):
     """Gauges over the fleets that are known at the time of the scrape."""
 
     def __init__(
-        self, fleets: Callable[[], Iterable[RolloutEngine]], queue_depth: Callable[[], int], guards: Callable[[], int]
+        self,
+        fleets: Callable[[], Iterable[RolloutEngine]],
+        queue_depth: Callable[[], int],
+        guards: Callable[[], int],
+        calls_waiting: Callable[[], int],
+        leads: Callable[[], bool],
     ) -> None:
         self._fleets = fleets
         self._queue_depth = queue_depth
         self._guards = guards
+        self._calls_waiting = calls_waiting
+        self._leads = leads
 
     def collect(self) -> Iterable[Metric]:
         """All gauges."""
         fleets = list(self._fleets())
         yield GaugeMetricFamily("rollfleet_queue_depth", "Fleets that wait for a pass.", value=self._queue_depth())
         yield GaugeMetricFamily("rollfleet_guards_followed", "Engines whose guard is followed.", value=self._guards())
+        yield GaugeMetricFamily(
+            "rollfleet_guard_calls_waiting", "Calls to guards that wait for their turn.", value=self._calls_waiting()
+        )
+        yield GaugeMetricFamily("rollfleet_leader", "Whether this process acts.", value=int(self._leads()))
         yield from (self._by_state(fleets), self._replicas(fleets), self._committed(fleets), self._engines(fleets))
 
     def _by_state(self, fleets: list[RolloutEngine]) -> Metric:

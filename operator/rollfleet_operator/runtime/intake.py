@@ -6,7 +6,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from rollfleet_operator.api.meta import GROUP, LABEL_FLEET, VERSION
-from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Manifest
+from rollfleet_operator.ports import CHILDREN, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Manifest, Resource
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import key_of
 
@@ -46,6 +46,13 @@ class Intake:
             self._records.followers.hurry(key, uid)
             self._records.queue.put(key)
 
+    def child(self, resource: Resource, kind: str | None, body: Manifest) -> None:
+        """A child other than a pod changed; news is only that it no longer says what was applied."""
+        self._records.ledger.told(resource, body, deleted=kind == "DELETED")
+        key = self._records.children.told(resource.kind, body, deleted=kind == "DELETED")
+        if key is not None:
+            self._records.queue.put(key)
+
 
 class NoMemory(kopf.DiffBaseStorage):
     """kopf compares nothing for us: no copy of each object at each event (4 ms, measured), nothing to write back."""
@@ -63,7 +70,7 @@ class NoMemory(kopf.DiffBaseStorage):
 
 
 def build_registry(intake: Intake, configuration: Configuration) -> kopf.OperatorRegistry:
-    """kopf's handlers: three watches and a log-in."""
+    """kopf's handlers: watches of our kinds, pods and other children, and a log-in."""
     registry = kopf.OperatorRegistry()
 
     @kopf.on.event(GROUP, VERSION, ROLLOUT_ENGINES.plural, registry=registry)
@@ -78,11 +85,25 @@ def build_registry(intake: Intake, configuration: Configuration) -> kopf.Operato
     async def on_pod(event: Any, **_: Any) -> None:
         intake.pod(event["type"], event["object"])
 
+    for resource in CHILDREN:
+        _watch_child(registry, intake, resource)
+
     @kopf.on.login(registry=registry)
     async def log_in(**_: Any) -> kopf.ConnectionInfo:
         return await connection_info(configuration)
 
     return registry
+
+
+def _watch_child(registry: kopf.OperatorRegistry, intake: Intake, resource: Resource) -> None:
+    @kopf.on.event(*_address(resource), registry=registry, id=f"on_{resource.plural}")
+    async def on_child(event: Any, **_: Any) -> None:
+        intake.child(resource, event["type"], event["object"])
+
+
+def _address(resource: Resource) -> tuple[str, str, str]:
+    """As kopf names a kind."""
+    return resource.group, resource.api_version.rpartition("/")[2], resource.plural
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -94,11 +115,12 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = [0.5, 1, 2, 4, 8]
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 60
-    settings.watching.label_selectors["v1", PODS.plural] = LABEL_FLEET
+    for resource in (PODS, *CHILDREN):
+        settings.watching.label_selectors[_address(resource)] = LABEL_FLEET
     settings.watching.chunk_size = 500
     settings.queueing.exit_timeout = 1
     settings.queueing.idle_timeout = 1
-    settings.process.ultimate_exiting_timeout = 20
+    settings.process.ultimate_exiting_timeout = None  # it would kill the process some time after a mere new start
     return settings
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import secrets
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ class Options:
     log_level: str
     resync_s: int = DEFAULT_RESYNC_S
     name: str = ""
+    lease: str = ""  # of the election among replicas; empty: this process is the only one
+    identity: str = ""  # in it
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -54,6 +58,8 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         log_level=given.log_level,
         resync_s=given.resync_seconds,
         name=given.operator_name,
+        lease=given.lease,
+        identity=given.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}",
     )
 
 
@@ -87,6 +93,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--operator-name", default="", metavar="NAME",
         help=f"serve only fleets with the label {LABEL_OPERATOR}=NAME (default: only fleets without that label)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lease", default="", metavar="NAME",
+        help="act only while holding this Lease of the operator's namespace (default: none, for a process that is the "
+        "only one)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--identity", default=os.environ.get("POD_UID", ""), metavar="TEXT",
+        help="how the Lease names this process; one that is started again under the same identity need not wait, so it "
+        "must be nobody else's (default: $POD_UID, else one made up)",
     )  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser

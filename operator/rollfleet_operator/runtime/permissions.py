@@ -11,6 +11,7 @@ from rollfleet_operator.ports import (
     ACCESS_REVIEWS,
     DEPLOYMENTS,
     EVENTS,
+    LEASES,
     NODES,
     PODS,
     ROLE_BINDINGS,
@@ -29,6 +30,7 @@ WATCHED = ("get", "list", "watch")
 APPLIED = (
     "get",
     "list",
+    "watch",
     "create",
     "patch",
     "delete",
@@ -61,9 +63,11 @@ NEEDED = (
 )
 
 
-def needed_at_home(service_account: str) -> tuple[Need, ...]:
+def needed_at_home(service_account: str, lease: str = "") -> tuple[Need, ...]:
     """In the operator's own namespace."""
+    election = (Need(LEASES, ("create",)), Need(LEASES, ("get", "patch"), name=lease)) if lease else ()
     return (
+        *election,
         Need(SECRETS, ("create",)),  # the CA: RBAC cannot narrow create by name
         Need(SECRETS, ("get",), name=CA_SECRET),
         Need(SERVICE_ACCOUNTS, ("get",), name=service_account),
@@ -82,7 +86,7 @@ async def missing_kinds(cluster: Cluster) -> list[str]:
 
 
 async def missing_permissions(
-    cluster: Cluster, namespaces: Iterable[str | None], home: str, service_account: str
+    cluster: Cluster, namespaces: Iterable[str | None], home: str, service_account: str, lease: str = ""
 ) -> list[str]:
     """What RBAC does not grant, one line each."""
     slots = asyncio.Semaphore(MAX_REVIEWS)
@@ -90,7 +94,7 @@ async def missing_permissions(
         (None, need, verb) for need in NEEDED_IN_CLUSTER for verb in need.verbs
     ]
     asked += [(namespace, need, verb) for namespace in namespaces for need in NEEDED for verb in need.verbs]
-    asked += [(home, need, verb) for need in needed_at_home(service_account) for verb in need.verbs]
+    asked += [(home, need, verb) for need in needed_at_home(service_account, lease) for verb in need.verbs]
 
     async def one(namespace: str | None, need: Need, verb: str) -> str | None:
         async with slots:

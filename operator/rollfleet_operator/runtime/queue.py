@@ -40,9 +40,26 @@ class KeyedQueue:
         self._held: set[str] = set()  # failing keys whose news wait for the hold to end
         self._holds: dict[str, float] = {}  # key -> loop time before which news are not taken
         self._wanted = asyncio.Event()
+        self._is_taking = True
+
+    def start(self) -> None:
+        """Take keys (again). A new queue does."""
+        self._is_taking = True
+
+    def stop(self) -> None:
+        """Forget everything, and take nothing: nobody works here now. The workers have ended."""
+        self._is_taking = False
+        self.close()
+        self._ready.clear()
+        for kept in (self._waiting, self._again, self._held):
+            kept.clear()
+        for counts in (self._working, self._failures, self._conflicts, self._holds):
+            counts.clear()
 
     def put(self, key: str) -> None:
         """There is news about this key."""
+        if not self._is_taking:
+            return
         if key in self._working:
             self._again.add(key)
             return

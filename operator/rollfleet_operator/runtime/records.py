@@ -20,6 +20,17 @@ class Records:
     ledger: WatchLedger = field(default_factory=WatchLedger)
     rejected: dict[str, str] = field(default_factory=dict)  # by key: what the API server refused in the newest pass
 
+    async def stand_down(self) -> None:
+        """Another process may act by now: what this one did, said and was told by guards is of yesterday.
+
+        What the watches tell stays, and goes on.
+        """
+        self.queue.stop()
+        await self.followers.close()
+        self.fleets.clear()
+        self.children.clear()
+        self.rejected.clear()
+
     def forget(self, key: str) -> None:
         """The fleet is gone; the garbage collector takes its pods, and what no watch sees of them is over."""
         for view in self.pods.doubtful(key):

@@ -175,6 +175,10 @@ class FleetStore:
         """The fleet is gone."""
         self._fleets.pop(key, None)
 
+    def clear(self) -> None:
+        """Know of none."""
+        self._fleets.clear()
+
     def all(self) -> list[RolloutEngine]:
         """What is known now."""
         return list(self._fleets.values())
@@ -226,6 +230,24 @@ class ChildStore:
         """The fleet is gone."""
         self._applied.pop(key, None)
 
+    def clear(self) -> None:
+        """Know of none."""
+        self._applied.clear()
+
+    def told(self, kind: str, manifest: Manifest, *, deleted: bool) -> str | None:
+        """A watch told of a child. The fleet's key where it no longer says what was applied, or is gone."""
+        metadata = manifest["metadata"]
+        child = f"{kind}/{metadata['name']}"
+        fleets = (*_owning_fleets(manifest), (metadata.get("labels") or {}).get(LABEL_FLEET, ""))
+        key = key_of(metadata["namespace"], fleets[0])
+        applied = self._applied.get(key, {}).get(child)
+        if applied is None or revision(manifest) <= applied.revision:  # an echo, or older than our own write
+            return None
+        if not deleted and says(manifest, _content(applied.manifest)):
+            return None
+        self.deleted(key, kind, metadata["name"])
+        return key
+
     def reconcile_list(self, namespace: str | None, kind: str, listed: Iterable[Manifest]) -> set[str]:
         """Forget children of a kind that are missing or no longer say what was applied. The keys of their fleets."""
         live = {(item["metadata"]["namespace"], item["metadata"]["name"]): item for item in listed}
@@ -250,10 +272,14 @@ class ChildStore:
 
     def _adopt(self, kind: str, item: Manifest) -> None:
         metadata = item["metadata"]
-        owners = [owner["name"] for owner in metadata.get("ownerReferences") or () if owner["kind"] == "RolloutEngine"]
-        for fleet in owners:
+        for fleet in _owning_fleets(item):
             children = self._applied.setdefault(key_of(metadata["namespace"], fleet), {})
             children.setdefault(f"{kind}/{metadata['name']}", _Applied("", {}, revision(item)))
+
+
+def _owning_fleets(manifest: Manifest) -> tuple[str, ...]:
+    owners = manifest["metadata"].get("ownerReferences") or ()
+    return tuple(owner["name"] for owner in owners if owner["kind"] == "RolloutEngine")
 
 
 def _child_id(manifest: Manifest) -> str:

@@ -1,7 +1,8 @@
 """Proof that the process still sees and works: what /healthz answers.
 
-A watch is proved end to end, whatever framework runs it: an object that the resync's list shows at a revision which
-no event told of must be told of soon, else the watch is dead.
+A watch is proved end to end, whatever framework runs it: an object that a list shows at a revision which no event told
+of must be told of soon, else the watch is deaf. One that stays deaf when it was started anew is a reason to restart the
+process. An API server that does not answer is none.
 """
 
 import asyncio
@@ -14,7 +15,8 @@ from rollfleet_operator.runtime.store import revision
 HEARTBEAT_S = 1.0
 MAX_HEARTBEAT_AGE_S = 15.0
 MAX_PASS_S = 180.0  # a pass has a deadline of its own far below
-EVENT_GRACE_S = 60.0
+EVENT_GRACE_S = 20.0  # after which a watch is deaf
+DEAD_WATCH_S = 180.0  # after which nothing in this process has cured it
 MAX_EXPECTED = 10_000
 
 
@@ -57,13 +59,13 @@ class WatchLedger:
             if uid not in present and namespace in (None, waited.namespace):
                 del expected[uid]
 
-    def overdue(self) -> str | None:
-        """Which watch is dead."""
+    def overdue(self, grace_s: float = EVENT_GRACE_S) -> str | None:
+        """Which watch is deaf."""
         now = time.monotonic()
         for plural, expected in self._expected.items():
-            late = [uid for uid, waited in expected.items() if now - waited.since > EVENT_GRACE_S]
+            late = [uid for uid, waited in expected.items() if now - waited.since > grace_s]
             if late:
-                return f"the watch on {plural} has not told of {len(late)} changes for more than {EVENT_GRACE_S:.0f} s"
+                return f"the watch on {plural} has not told of {len(late)} changes for more than {grace_s:.0f} s"
         return None
 
 
@@ -83,7 +85,7 @@ class Watchdog:
             await asyncio.sleep(HEARTBEAT_S)
 
     def listed(self) -> None:
-        """A resync succeeded."""
+        """A resync succeeded, or the API server does not answer, which no restart of ours would cure."""
         self._listed = time.monotonic()
 
     def problems(self, longest_pass_s: float) -> list[str]:
@@ -96,5 +98,5 @@ class Watchdog:
             found.append(f"the last whole list of objects is {now - self._listed:.0f} s old")
         if longest_pass_s > MAX_PASS_S:
             found.append(f"a pass has been running for {longest_pass_s:.0f} s")
-        dead = self.ledger.overdue()
+        dead = self.ledger.overdue(DEAD_WATCH_S)
         return [*found, dead] if dead else found

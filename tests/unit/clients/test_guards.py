@@ -93,7 +93,7 @@ def tokens() -> OneToken:
 
 @pytest.fixture
 async def client(authority: Authority, tokens: OneToken) -> AsyncIterator[GuardClient]:
-    made = GuardClient(authority.pem, tokens, SilentMeter())  # type: ignore[arg-type]
+    made = GuardClient(authority.pem, tokens, SilentMeter(), lambda: True)  # type: ignore[arg-type]
     yield made
     await made.close()
 

@@ -21,7 +21,7 @@ def available(status: ConditionStatus, reason: str) -> Condition:
 def test_fleets_by_state_and_their_engines_vanish_with_them() -> None:
     metrics = Metrics()
     fleets: list[RolloutEngine] = []
-    metrics.registry.register(FleetCollector(lambda: fleets, lambda: 3, lambda: 8))
+    metrics.registry.register(FleetCollector(lambda: fleets, lambda: 3, lambda: 8, lambda: 5, lambda: True))
     serving = RolloutEngineStatus(
         replicas=2,
         ready_replicas=2,
@@ -34,6 +34,8 @@ def test_fleets_by_state_and_their_engines_vanish_with_them() -> None:
     fleets += [make_fleet("qwen", serving), make_fleet("other", starting)]
     text = generate_latest(metrics.registry).decode()
     for line in (
+        "rollfleet_leader 1.0",
+        "rollfleet_guard_calls_waiting 5.0",
         'rollfleet_fleets{state="Available"} 1.0',
         'rollfleet_fleets{state="Starting"} 1.0',
         'rollfleet_fleet_engines{name="qwen",namespace="rl",step="serving"} 1.0',
