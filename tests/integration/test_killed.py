@@ -2,11 +2,9 @@
 
 import pytest
 
-from rollfleet_operator.ports import Manifest
 from tests.support.fleet import World
+from tests.support.phases import PHASES, reached
 from tests.support.waiting import until
-
-PHASES = ["Preparing", "Quiescing", "Transferring", "Verifying", "Opening", "Active"]
 
 
 async def test_killed_before_the_fleet_serves(world: World) -> None:
@@ -31,7 +29,7 @@ async def test_killed_in_the_middle_of_updates(world: World) -> None:
     uids = [pod["metadata"]["uid"] for pod in await world.pods()]
     for version, phase in enumerate(PHASES, start=1):
         await world.bump(version, f"step-{1 + version % 3}")
-        await _reached(world, version, phase)
+        await reached(world, version, phase)
         await world.operator.kill()
         await world.operator.start()
         await world.active(version)
@@ -62,15 +60,3 @@ async def test_it_ends_within_seconds(world: World, goodbye: str) -> None:
         assert await world.operator.stop() == 0
         assert world.operator.entries("stopped")
     assert (await world.read_fleet())["status"]["servingReplicas"] == 1
-
-
-async def _reached(world: World, version: int, phase: str) -> None:
-    """Wait until the update is in the phase or beyond it: a phase of simulated engines may last milliseconds."""
-
-    async def there() -> bool:
-        status: Manifest = (await world.read_version()).get("status") or {}
-        if status.get("version") != version or status.get("phase") not in PHASES:
-            return False
-        return PHASES.index(status["phase"]) >= PHASES.index(phase)
-
-    await until(there, 60, lambda: world.operator.log()[-6000:])

@@ -29,7 +29,7 @@ MAX_CONNECTIONS = 128
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"  # JSON is YAML
 JSON = "application/json"
-METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=1"
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 async def load_configuration(kubeconfig: Path | None) -> Configuration:

@@ -11,6 +11,7 @@ from rollfleet_operator.api.weightversion import PhaseSeconds, WeightVersion, We
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
 from rollfleet_operator.clients.ownership import demand_ours
+from rollfleet_operator.clients.slots import FairSlots
 from rollfleet_operator.core.actions import (
     Action,
     ApplyObject,
@@ -39,7 +40,8 @@ from rollfleet_operator.runtime.records import Records
 
 logger = logging.getLogger(__name__)
 
-MAX_POD_CALLS = 32  # at once
+# Calls about pods at once, in all and of one fleet; the client's other connections stay for looks and status writes.
+MAX_POD_CALLS, MAX_POD_CALLS_PER_FLEET = 64, 16
 MAX_REBASES = 8  # of one status write
 CALL_GRACE_S = 2.0  # that a pass waits for guards; those that are slower go on beside it, within their own deadline
 
@@ -70,6 +72,7 @@ class Applier:
         self._recorder = recorder
         self._records = records
         self._meter = meter
+        self._pod_calls = FairSlots(MAX_POD_CALLS, MAX_POD_CALLS_PER_FLEET)
 
     async def apply(self, key: str, seen: Seen, decision: Decision) -> list[RollfleetError]:
         """Carry it out. A failure of the fleet's status is raised and ends the pass; others are returned."""
@@ -168,10 +171,8 @@ class Applier:
         self._records.children.deleted(work.key, action.kind, action.name)
 
     async def _pods(self, work: _Work) -> None:
-        slots = asyncio.Semaphore(MAX_POD_CALLS)
-
         async def one(step: Awaitable[None]) -> None:
-            async with slots:
+            async with self._pod_calls.slot(work.key):
                 await work.attempt(step)
 
         await asyncio.gather(*(one(step) for step in self._pod_steps(work)))

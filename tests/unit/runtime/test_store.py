@@ -205,6 +205,40 @@ def test_a_child_of_an_operator_before_us_is_known_by_name() -> None:
     assert store.hashes(KEY) == {"Service/qwen": "h-1"}
 
 
+def told(revision: int, **changes: Any) -> dict[str, Any]:
+    item = child(revision, **changes)
+    item["metadata"]["labels"] = {"rollfleet.io/fleet": "qwen"}
+    return item
+
+
+def test_a_watch_tells_of_a_child_that_drifted_or_went() -> None:
+    for deleted, item in ((False, told(6, selector={"app": "evil"})), (True, told(6))):
+        store = applied()
+        assert store.told("Service", item, deleted=deleted) == KEY
+        assert store.hashes(KEY) == {}
+        assert store.told("Service", item, deleted=deleted) is None, "once"
+
+
+def test_a_watch_that_tells_of_a_child_what_we_know_is_no_news() -> None:
+    store = applied()
+    grown = told(7, clusterIP="198.19.0.1")
+    late = told(4, selector={"app": "before our own write"})
+    for item in (told(5), grown, late, told(6) | {"metadata": foreign()}):
+        assert store.told("Service", item, deleted=False) is None
+    assert store.told("Deployment", told(9, selector={}), deleted=False) is None
+    assert store.hashes(KEY) == {"Service/qwen": "h-1"}
+
+
+def test_a_child_whose_label_was_changed_is_found_by_its_owner() -> None:
+    store = applied()
+    item = told(6, selector={"app": "evil"})
+    item["metadata"] |= {
+        "labels": {"rollfleet.io/fleet": "llama"},
+        "ownerReferences": [{"kind": "RolloutEngine", "name": "qwen", "uid": "f-1"}],
+    }
+    assert store.told("Service", item, deleted=False) == KEY
+
+
 def foreign() -> dict[str, Any]:
     return {"name": "somebody-elses", "namespace": "rl", "resourceVersion": "5"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from rollfleet_operator.ports import PODS, WEIGHT_VERSIONS
 from rollfleet_operator.runtime import watchdog
-from rollfleet_operator.runtime.watchdog import EVENT_GRACE_S, MAX_PASS_S, Watchdog, WatchLedger
+from rollfleet_operator.runtime.watchdog import DEAD_WATCH_S, EVENT_GRACE_S, MAX_PASS_S, Watchdog, WatchLedger
 from tests.support.pods import make_pod
 
 
@@ -51,6 +51,10 @@ def test_a_watch_that_does_not_tell_is_dead(clock: Clock, told: int | None) -> N
     assert ledger.overdue() is None
     clock.now += EVENT_GRACE_S + 1
     assert "the watch on pods" in (ledger.overdue() or "")
+    dog = Watchdog(ledger, max_list_age_s=540)
+    assert dog.problems(0) == [], "it may be cured by a new start"
+    clock.now += DEAD_WATCH_S
+    assert "the watch on pods" in dog.problems(0)[-1]
 
 
 def test_what_was_deleted_meanwhile_needs_no_telling(clock: Clock) -> None:

@@ -1,0 +1,89 @@
+"""What a pass sees, and pods that are looked at one by one."""
+
+from dataclasses import replace
+
+import pytest
+
+from rollfleet_operator.core.accept import judge_weight_version
+from rollfleet_operator.ports import PODS, SERVICES, WEIGHT_VERSIONS
+from tests.support.desk import KEY, NOW, SERVICE, SETTINGS, Desk, make_version
+from tests.support.pods import make_pod
+
+pytestmark = pytest.mark.looptime
+
+
+async def test_a_pod_that_lost_our_labels_is_labelled_again(desk: Desk) -> None:
+    desk.records.pods.upsert(make_pod(revision=1))
+    bare = make_pod()
+    bare["metadata"]["labels"] = {"app": "theirs"}
+    desk.cluster.put(PODS, "rl", bare)
+    desk.records.pods.doubt("p-1")
+    await desk.run()
+    expected = {"rollfleet.io/fleet": "qwen", "rollfleet.io/component": "engine", "rollfleet.io/engine": "0"}
+    assert desk.stored("pods", "qwen-0-0-abcde")["metadata"]["labels"] == expected | {"app": "theirs"}
+    assert desk.observed is not None
+    assert [pod.uid for pod in desk.observed.pods] == ["p-1"]
+    assert desk.records.pods.doubtful(KEY) == ()
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["while we run", "before we came"])
+async def test_a_pod_that_lost_its_owner_is_adopted_again(desk: Desk, known: bool) -> None:
+    """It may be open, and Services and routers find it by its labels: an update that passes it by would leave it so."""
+    if known:
+        desk.records.pods.upsert(make_pod(revision=1))
+    orphan = make_pod()
+    theirs = {"kind": "App", "name": "theirs", "uid": "a-1"}
+    orphan["metadata"]["ownerReferences"] = [theirs]
+    assert desk.records.pods.upsert(desk.cluster.put(PODS, "rl", orphan)) == KEY
+    await desk.run()
+    owners = desk.stored("pods", "qwen-0-0-abcde")["metadata"]["ownerReferences"]
+    assert owners[0] == theirs
+    assert [(owner["uid"], owner.get("controller")) for owner in owners[1:]] == [("f-1", True)]
+    assert desk.observed is not None
+    assert [pod.uid for pod in desk.observed.pods] == ["p-1"]
+    assert desk.records.pods.doubtful(KEY) == ()
+
+
+@pytest.mark.parametrize("successor", [None, "p-2"])
+async def test_a_pod_that_is_gone_is_forgotten_by_the_next_pass(desk: Desk, successor: str | None) -> None:
+    desk.records.pods.upsert(make_pod(revision=1))
+    if successor:
+        desk.cluster.put(PODS, "rl", make_pod(uid=successor))
+    desk.records.pods.doubt("p-1")
+    await desk.run()
+    assert desk.observed is not None
+    assert desk.observed.pods == ()
+
+
+async def test_what_a_pass_sees(desk: Desk) -> None:
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version())
+    desk.cluster.put(
+        WEIGHT_VERSIONS, "rl", make_version("another") | {"metadata": make_version()["metadata"] | {"name": "other"}}
+    )
+    desk.records.pods.upsert(make_pod())
+    desk.records.children.applied(KEY, "h-1", SERVICE, desk.cluster.put(SERVICES, "rl", SERVICE))
+    await desk.run()
+    seen = desk.observed
+    assert seen is not None
+    assert [one.metadata.name for one in seen.weight_versions] == ["policy"]
+    assert [pod.uid for pod in seen.pods] == list(seen.guards) == ["p-1"]
+    assert seen.settings == replace(SETTINGS, up_since=NOW)
+    assert seen.children == {"Service/qwen": "h-1"}
+    assert seen.ca_bundle
+
+
+async def test_a_weight_version_that_cannot_be_read_holds_up_no_other(desk: Desk) -> None:
+    bad = make_version()
+    bad["metadata"] |= {"name": "odd", "uid": "w-2"}
+    bad["spec"]["strategy"] = {"type": "Sideways"}
+    bad["status"] = {"phase": "Dancing"}
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", make_version())
+    desk.cluster.put(WEIGHT_VERSIONS, "rl", bad)
+    await desk.run()
+    assert desk.observed is not None
+    found = {each.metadata.name: each for each in desk.observed.weight_versions}
+    assert found["policy"].unreadable == ""
+    assert "WeightVersion rl/odd: spec.strategy.type" in found["odd"].unreadable
+    verdict = judge_weight_version(found["odd"], desk.observed.fleet, found["odd"], None)
+    assert (verdict.accepted, verdict.reason.value) == (False, "InvalidSpec")
+    assert "spec.strategy.type" in verdict.message
