@@ -9,13 +9,14 @@ import yaml
 
 from examples.demo.environment import ROOT, run
 from examples.demo.kubectl import kubectl
-from rollfleet_operator.ports import SERVICE_ACCOUNTS
+from rollfleet_operator.ports import CHILDREN, PODS, ROLLOUT_ENGINES, SERVICE_ACCOUNTS, WEIGHT_VERSIONS
 from rollfleet_operator.runtime.permissions import NEEDED, needed_at_home
 from tests.support.fleet import World
 from tests.support.waiting import until
 
 KINDS_OF_RIGHTS = ("ServiceAccount", "Role", "RoleBinding")
-WATCHED_BY_KOPF = {("watch", "rolloutengines"), ("watch", "weightversions"), ("watch", "pods")}
+WATCHED_BY_KOPF = {("watch", resource.plural) for resource in (ROLLOUT_ENGINES, WEIGHT_VERSIONS, PODS, *CHILDREN)}
+LEASE = "rollfleet-operator"
 # What this test gives no reason to do: objects are read one by one after a clash only, and children other than pods are
 # deleted by the garbage collector unless the fleet wants them no more.
 UNUSED_HERE = {("get", kind) for kind in ("pods", "weightversions")} | {
@@ -51,6 +52,7 @@ async def test_it_runs_under_the_charts_rights_and_uses_them_all(world: World, t
     for document in chart_rights(world.namespace):
         await kubectl("apply", "-f", "-", manifest=document)
     world.operator.kubeconfig = await kubeconfig_of(world, tmp_path)
+    world.operator.arguments = (*world.operator.arguments, "--lease", LEASE)
     await world.operator.start()
     await world.create_fleet(2, router={"mode": "Enabled", "replicas": 1, "policy": "round_robin"})
     await world.serving(2)
@@ -66,7 +68,7 @@ async def test_it_runs_under_the_charts_rights_and_uses_them_all(world: World, t
     used = {(match[3], match[2]) for match in requests if match and match[2] != "selfsubjectaccessreviews"}
     denied = [match[0] for match in requests if match and match[1] == "Denied"]
     assert denied == []
-    needs = (*NEEDED, *needed_at_home(world.operator.service_account))
+    needs = (*NEEDED, *needed_at_home(world.operator.service_account, LEASE))
     granted = {
         (verb, need.resource.plural + (f"/{need.subresource}" if need.subresource else ""))
         for need in needs

@@ -243,7 +243,7 @@ class ChildStore:
         applied = self._applied.get(key, {}).get(child)
         if applied is None or revision(manifest) <= applied.revision:  # an echo, or older than our own write
             return None
-        if not deleted and says(manifest, _content(applied.manifest)):
+        if not deleted and says(manifest, content_of(applied.manifest)):
             return None
         self.deleted(key, kind, metadata["name"])
         return key
