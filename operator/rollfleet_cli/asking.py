@@ -162,7 +162,7 @@ class _Asker:
             namespace, _, account = subject.removeprefix(ACCOUNT).partition(":")
             tokens = Tokens(self._cluster, namespace, account, lambda: datetime.now(UTC))
             authority = base64.b64decode(self._fleet.status.ca_bundle).decode()
-            self._clients[subject] = tokens, GuardClient(authority, tokens, NoMeter())
+            self._clients[subject] = tokens, GuardClient(authority, tokens, NoMeter(), leads=lambda: False)
         return self._clients[subject][1]
 
     @asynccontextmanager

@@ -99,7 +99,7 @@ class GuardClient:
 
     async def look(self, endpoint: Endpoint) -> EngineState:
         """The guard's state for somebody who only looks: it is no word of the operator, and postpones nothing."""
-        async with self._short_calls:
+        async with self._questions.slot(endpoint.fleet.uid):
             return await self._call(endpoint, "GET", LOOK_PATH, None, COMMAND_S)
 
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
@@ -117,11 +117,13 @@ class GuardClient:
             self._meter.guard_call(name, outcome, time.monotonic() - started)
 
     async def _twice(self, endpoint: Endpoint, path: str, body: bytes) -> EngineState:
+        demand(self._leads)
         try:
             return await self._call(endpoint, "POST", path, body, COMMAND_S)
         except Unreachable as error:
             if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
                 raise
+        demand(self._leads)
         return await self._call(endpoint, "POST", path, body, COMMAND_S)
 
     async def _call(
@@ -140,7 +142,6 @@ class GuardClient:
         what = f"guard of {endpoint.pod} ({endpoint.ip}:{endpoint.port})"
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         if body is not None:
-            demand(self._leads)
             headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(

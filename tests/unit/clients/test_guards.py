@@ -12,7 +12,15 @@ from aiohttp import web
 
 from rollfleet_operator.clients import guards as module
 from rollfleet_operator.clients.certificates import Authority, issue, make_authority
-from rollfleet_operator.clients.errors import Denied, Refused, RollfleetError, StaleAttempt, Unreachable, Unsupported
+from rollfleet_operator.clients.errors import (
+    Denied,
+    NotLeading,
+    Refused,
+    RollfleetError,
+    StaleAttempt,
+    Unreachable,
+    Unsupported,
+)
 from rollfleet_operator.clients.guards import MAX_BODY, Endpoint, GuardClient
 from rollfleet_protocol.commands import Arm, Verify
 from rollfleet_protocol.engine_config import FleetIdentity
@@ -115,6 +123,21 @@ async def test_a_poll_and_a_command(server: Server, client: GuardClient) -> None
         ("GET", f"/rollfleet/v1/state?after=4&waitSeconds={module.POLL_S}", bearer),
         ("POST", "/rollfleet/v1/verify", bearer),
     ]
+
+
+async def test_who_does_not_lead_may_look_and_not_command(
+    server: Server, authority: Authority, tokens: OneToken
+) -> None:
+    await server.start()
+    client = GuardClient(authority.pem, tokens, SilentMeter(), lambda: False)  # type: ignore[arg-type]
+    try:
+        assert await client.state(endpoint(server), None) == make_state(4)
+        with pytest.raises(NotLeading):
+            await client.command(endpoint(server), Arm(incarnation="i-1", epoch=3))
+        assert [method for method, _, _ in server.requests] == ["GET"]
+        assert client.waiting() == 0
+    finally:
+        await client.close()
 
 
 async def test_tls_connections_are_small_and_take_long_answers(server: Server, client: GuardClient) -> None:
