@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,7 @@ CONNECT_S, READ_S = 5.0, 15.0
 HTTP_BAD_REQUEST, HTTP_FORBIDDEN, HTTP_NOT_FOUND, HTTP_CONFLICT, HTTP_INVALID = 400, 403, 404, 409, 422
 JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 FIELD_MANAGER = "rollfleet-cli"
+BUSY, TRIES, LONGEST_RETRY_S = (429, 503), 5, 2.0  # with Retry-After: as while a CRD's storage is made ready
 MOST_OBJECTS = 1000  # of one list
 MOST_LOG_BYTES = 1 << 20
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -174,23 +176,30 @@ class Cluster:
     def _send(
         self, method: str, path: str, headers: dict[str, str], body: Any, query: dict[str, str]
     ) -> tuple[int, bytes]:
+        """Status and body. An API server that asks to wait has done nothing, and is asked again a few times."""
         from kubernetes.client import ApiException  # noqa: PLC0415
         from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
         host = self._client.configuration.host
-        try:
-            request = self._client.param_serialize(
-                method,
-                path,
-                query_params=list(query.items()),
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, READ_S))
-            return answer.status, answer.read()
-        except (HTTPError, ApiException, OSError) as error:
-            raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
+        request = self._client.param_serialize(
+            method,
+            path,
+            query_params=list(query.items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        for attempt in range(1, TRIES + 1):
+            try:
+                answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, READ_S))
+                content = answer.read()
+            except (HTTPError, ApiException, OSError) as error:
+                raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
+            asked = answer.headers.get("Retry-After", "")
+            if answer.status not in BUSY or not asked.isdecimal() or attempt == TRIES:
+                break
+            time.sleep(min(float(asked), LONGEST_RETRY_S))
+        return answer.status, content
 
 
 def is_in_a_pod(access: Access) -> bool:

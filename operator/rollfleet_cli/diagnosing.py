@@ -80,17 +80,20 @@ def _finding(subject: str, reason: str, words: str, table: dict[str, Remedy]) ->
 
 def _operator(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
     view, subject = snapshot.operator, f"RolloutEngine/{fleet.metadata.name}"
-    if not fleet.status.conditions:
-        yield _finding(subject, "NotObserved", "its status is empty", OPERATOR)
-    elif fleet.status.observed_generation < fleet.metadata.generation:
-        words = f"its status speaks of generation {fleet.status.observed_generation} of {fleet.metadata.generation}"
-        yield _finding(subject, "NotObserved", words, OPERATOR)
     if view.account and not view.pods and _waits_for_operator(snapshot, fleet):
         words = f"no pod runs under ServiceAccount {view.account}, which the engines obey"
         yield _finding("Operator", "OperatorNotReady", f"{words} (unless it runs outside of the cluster)", OPERATOR)
     if view.pods and not any(pod.ready for pod in view.pods):
         words = "; ".join(_of_operator(pod) for pod in view.pods)
         yield _finding(f"Operator/{view.pods[0].namespace}", "OperatorNotReady", words, OPERATOR)
+    if not fleet.status.conditions:
+        yield _finding(subject, "NotObserved", "its status is empty", OPERATOR)
+    named: dict[str, RolloutEngine | WeightVersion] = {subject: fleet}
+    named |= {f"WeightVersion/{each.metadata.name}": each for each in snapshot.versions}
+    for name, thing in named.items():
+        seen, newest = thing.status.observed_generation, thing.metadata.generation
+        if seen < newest:
+            yield _finding(name, "NotObserved", f"its status speaks of generation {seen} of {newest}", OPERATOR)
     for entry in view.log[::-1]:  # the newest words of each kind
         kind = {"pass failed": "PassFailed", "pass crashed": "PassCrashed"}.get(entry.message)
         if kind:
@@ -99,10 +102,10 @@ def _operator(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
 
 def _waits_for_operator(snapshot: Snapshot, fleet: RolloutEngine) -> bool:
     """Whether something is as only a working operator would change it."""
-    objects = [(fleet.status.observed_generation, fleet.metadata.generation)]
-    objects += [(each.status.observed_generation, each.metadata.generation) for each in snapshot.versions]
+    objects: tuple[RolloutEngine | WeightVersion, ...] = (fleet, *snapshot.versions)
+    stale = any(each.status.observed_generation < each.metadata.generation for each in objects)
     moving = any(each.status.phase not in SETTLED for each in snapshot.versions)
-    return moving or any(seen < now for seen, now in objects) or not holds(find(fleet.status.conditions, "Available"))
+    return stale or moving or not holds(find(fleet.status.conditions, "Available"))
 
 
 def _of_operator(pod: OperatorPod) -> str:
@@ -169,9 +172,6 @@ def _of_state(subject: str, state: EngineState) -> Iterator[Finding]:
 
 def _update(fleet: RolloutEngine, version: WeightVersion) -> Iterator[Finding]:
     status, subject = version.status, f"WeightVersion/{version.metadata.name}"
-    if status.observed_generation < version.metadata.generation:
-        words = f"its status speaks of generation {status.observed_generation} of {version.metadata.generation}"
-        yield _finding(subject, "NotObserved", words, OPERATOR)
     active, accepted = find(status.conditions, "Active"), find(status.conditions, "Accepted")
     if accepted is not None and not holds(accepted):
         return  # told already

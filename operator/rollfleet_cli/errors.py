@@ -6,6 +6,7 @@ CommandError
 ├── RejectedError      1   the API server does not take what was to be written
 ├── ConflictError      1   others kept writing the same object
 ├── NotPossibleError   1   the fleet, as it is, has no use for what is asked
+├── DisagreementError  1   engines differ, or cannot be asked
 ├── NotFoundError      3   no such fleet, no WeightVersion where one is needed, or no version to go back to
 ├── UpdateFailedError  4   the awaited version ended Failed, or is not accepted
 ├── TimedOutError      5   --timeout passed first
@@ -39,6 +40,10 @@ class ConflictError(CommandError):
 
 class NotPossibleError(CommandError):
     """The fleet, as it is, has no use for what is asked."""
+
+
+class DisagreementError(CommandError):
+    """Engines do not hold, or do not answer, what they should; the message names them."""
 
 
 class NotFoundError(CommandError):

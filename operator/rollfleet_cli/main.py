@@ -32,7 +32,7 @@ def describe(
 COMMANDS = (
     *(show.status, show.watch, show.history),
     *(move.bump, move.rollback, move.retry),
-    *(inspect.plan, inspect.diagnose),
+    *(inspect.plan, inspect.diagnose, inspect.verify),
 )
 for command in COMMANDS:
     app.command()(command)

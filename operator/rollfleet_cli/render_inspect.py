@@ -13,8 +13,9 @@ from rich.text import Text
 from rollfleet_cli.asking import Answer
 from rollfleet_cli.diagnosing import Finding
 from rollfleet_cli.planning import Change, Planned
-from rollfleet_cli.render import age, render_heading, table
+from rollfleet_cli.render import DIGEST_WIDTH, age, render_heading, table
 from rollfleet_cli.snapshot import Snapshot
+from rollfleet_cli.verifying import Verification
 from rollfleet_cli.view import build_view
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.observed import PodView
@@ -80,6 +81,20 @@ def diagnosis_json(snapshot: Snapshot, findings: tuple[Finding, ...]) -> dict[st
 def _silent(snapshot: Snapshot) -> list[Answer[EngineState]]:
     """Engines with a reason of their own for saying nothing; that nobody may ask is told once."""
     return [answer for answer in snapshot.answers if answer.error and not answer.denied]
+
+
+def render_verification(place: str, found: Verification) -> RenderableType:
+    """A row for each engine, then the verdict."""
+    rows = table("ENGINE", "GATE", "VERSION", "DIGEST", "RANKS", "RESULT")
+    for each in found.engines:
+        version = "-" if each.version is None else str(each.version)
+        cells = (each.gate or "-", version, each.digest[:DIGEST_WIDTH] or "-", str(each.ranks or "-"))
+        rows.add_row(each.engine, *cells, Text("differs", style="red") if each.problems else Text("ok", style="green"))
+    if not found.holds:
+        return rows  # what is wrong is the error that follows
+    apart = f", probes within {found.max_abs_logprob_diff} of {found.allowed}" if found.max_abs_logprob_diff else ""
+    held = f"all {len(found.engines)} engines hold version {found.committed}, {found.digest or 'as loaded at start'}"
+    return Group(rows, Text(f"{place}: {held}{apart}", style="green"))
 
 
 def _engine_rows(snapshot: Snapshot) -> Table:

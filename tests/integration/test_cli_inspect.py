@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from rollfleet_operator.ports import ROLE_BINDINGS, ROLES, SERVICE_ACCOUNTS
+from rollfleet_operator.ports import PODS, ROLE_BINDINGS, ROLES, ROLLOUT_ENGINES, SERVICE_ACCOUNTS
 from tests.support.fleet import World
 from tests.support.kubectl import kubectl
 from tests.support.rollfleet import Command
@@ -87,6 +87,37 @@ async def test_an_engine_that_cannot_start_is_told_in_its_launchers_words(world:
     await until(ended, SETTLE_S, world.operator.log)
     assert "no-such-model" in found[0]["words"]
     assert "change it: a model path" in found[0]["remedy"]
+
+
+async def test_engines_are_compared_with_the_record_and_each_other(world: World) -> None:
+    rollfleet = await make_world(world)
+    at_start = await rollfleet("verify", "qwen")
+    assert at_start.code == 0, at_start.stderr
+    assert "all 2 engines hold version 0, as loaded at start, probes within 0 of 0.001" in at_start.stdout
+    await world.bump(1)
+    await world.active(1)
+    for via in ("port-forward", "direct"):
+        well = await rollfleet("verify", "qwen", "-o", "json", "--via", via)
+        assert well.code == 0, well.stderr
+        told = well.document
+        assert (told["holds"], told["committed"], told["max_abs_logprob_diff"]) == (True, 1, "0")
+        assert [each["digest"] for each in told["engines"]] == [told["digest"]] * 2
+
+    await world.operator.stop()
+    fleet = await world.read_fleet()
+    fleet["status"]["committed"]["digest"] = "sha256:of-something-else"
+    await world.cluster.replace_status(ROLLOUT_ENGINES, fleet)
+    wrong = await rollfleet("verify", "qwen")
+    assert wrong.code == 1
+    names = [pod["metadata"]["name"] for pod in await world.pods()]
+    for name in names:
+        assert f"{name}: holds digest {told['digest']}, and sha256:of-something-else is committed" in wrong.stderr
+
+    await world.cluster.delete(PODS, world.namespace, names[0])
+    missing = await rollfleet("verify", "qwen", "-o", "json")
+    assert missing.code == 1
+    assert "1 of 2 engines have no pod" in missing.stderr
+    assert [each["engine"] for each in missing.document["engines"]] == names[1:]
 
 
 async def test_who_may_only_read_is_told_what_is_missing(world: World, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """bump, history, rollback against the API server, with an operator and engines that do what is asked."""
 
 import asyncio
+import shutil
+from pathlib import Path
 
 from rollfleet_operator.ports import WEIGHT_VERSIONS
 from tests.support.fleet import World
@@ -60,6 +62,10 @@ async def test_the_exit_code_tells_how_it_ended(world: World) -> None:
     assert failed.code == 4
     assert failed.document["outcome"] == "Failed"
     assert "no such folder" in failed.document["message"]
+    again = await rollfleet("retry", "qwen", "--wait", "--timeout", "60", "-o", "json")
+    assert (again.code, again.document["version"], again.document["outcome"]) == (4, 2, "Failed")
+    ends = (await rollfleet("history", "qwen", "-o", "json")).document
+    assert [each["version"] for each in ends] == [1, 2, 2], "it was tried again, and failed again"
     nothing = await rollfleet("rollback", "qwen")
     assert nothing.code == 3
     assert "no version that was Active before 1" in nothing.stderr
@@ -84,6 +90,21 @@ async def test_the_exit_code_tells_how_it_ended(world: World) -> None:
     odd = await rollfleet("bump", "qwen", "--checkpoint", "step-1", "--version", str(2**63))
     assert odd.code == 1
     assert "Traceback" not in odd.stderr
+
+
+async def test_a_version_is_retried_once_its_checkpoint_is_there(world: World, tmp_path: Path) -> None:
+    rollfleet = await make_world(world)
+    idle = await rollfleet("retry", "qwen")
+    assert idle.code == 3
+    await world.bump(1, f"{tmp_path.name}/step-9", **IMPATIENT)
+    await world.finished(1)
+    shutil.copytree(world.kind.models / "step-1", world.kind.models / tmp_path.name / "step-9")
+    cured = await rollfleet("retry", "qwen", "--wait", "--timeout", "60")
+    assert cured.code == 0, cured.stderr
+    assert "qwen serves version 1" in cured.stdout
+    well = await rollfleet("retry", "qwen")
+    assert well.code == 1
+    assert "version 1 is Active; only one that failed is retried" in well.stderr
 
 
 async def test_writers_at_once_get_numbers_of_their_own(world: World) -> None:

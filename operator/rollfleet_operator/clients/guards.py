@@ -5,6 +5,7 @@ import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -21,9 +22,9 @@ from rollfleet_operator.clients.fence import demand
 from rollfleet_operator.clients.slots import FairSlots
 from rollfleet_operator.clients.tokens import Tokens
 from rollfleet_operator.ports import Meter
-from rollfleet_protocol.commands import LOOK_PATH, PREFIX, STATE_PATH, Command
+from rollfleet_protocol.commands import LOOK_PATH, PREFIX, PROBE_PATH, STATE_PATH, Command, Probe
 from rollfleet_protocol.engine_config import FleetIdentity
-from rollfleet_protocol.state import EngineState
+from rollfleet_protocol.state import EngineState, ProbeReport
 
 CONTROL_PORT = 8001
 MAX_CONNECTIONS = 8192  # a long poll and a command for each of some thousand engines
@@ -40,6 +41,9 @@ CONNECT_S = 3.0  # within a cluster; a pod that is gone answers nothing
 COMMAND_S = 10.0  # guards answer at once and go on in the background; Open and Cancel resume the scheduler first
 POLL_S = 10  # of a long poll; well below the silence after which guards reopen by themselves
 POLL_GRACE_S = 5.0
+PROBE_GRACE_S = 2.0
+Said = TypeVar("Said", EngineState, ProbeReport)
+SAID: dict[type, str] = {EngineState: "a guard's state", ProbeReport: "a guard's report of a probe"}
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class Endpoint:
         """Scheme, host and port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
         return f"https://{host}:{self.port}"
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return f"guard of {self.pod} ({self.ip}:{self.port})"
 
 
 class GuardClient:
@@ -93,14 +102,19 @@ class GuardClient:
         """The guard's state: at once without `after`, else at the next change or after POLL_S."""
         if after is None:
             async with self._questions.slot(endpoint.fleet.uid):
-                return await self._call(endpoint, "GET", STATE_PATH, None, COMMAND_S)
+                return await self._state(endpoint, "GET", STATE_PATH, None, COMMAND_S)
         query = f"?after={after}&waitSeconds={POLL_S}"
-        return await self._call(endpoint, "GET", STATE_PATH + query, None, POLL_S + POLL_GRACE_S)
+        return await self._state(endpoint, "GET", STATE_PATH + query, None, POLL_S + POLL_GRACE_S)
 
     async def look(self, endpoint: Endpoint) -> EngineState:
         """The guard's state for somebody who only looks: it is no word of the operator, and postpones nothing."""
         async with self._questions.slot(endpoint.fleet.uid):
-            return await self._call(endpoint, "GET", LOOK_PATH, None, COMMAND_S)
+            return await self._state(endpoint, "GET", LOOK_PATH, None, COMMAND_S)
+
+    async def probe(self, endpoint: Endpoint, probe: Probe) -> ProbeReport:
+        """What an engine that may be serving says to these tokens now. Changes nothing; no word of the operator."""
+        body, deadline_s = probe.model_dump_json(by_alias=True).encode(), probe.deadline_seconds + PROBE_GRACE_S
+        return _read(ProbeReport, await self._call(endpoint, "POST", PROBE_PATH, body, deadline_s), endpoint)
 
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
         """Give a command. All may be repeated, so a connection that the guard closed meanwhile is no failure."""
@@ -119,16 +133,19 @@ class GuardClient:
     async def _twice(self, endpoint: Endpoint, path: str, body: bytes) -> EngineState:
         demand(self._leads)
         try:
-            return await self._call(endpoint, "POST", path, body, COMMAND_S)
+            return await self._state(endpoint, "POST", path, body, COMMAND_S)
         except Unreachable as error:
             if not isinstance(error.__cause__, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
                 raise
         demand(self._leads)
-        return await self._call(endpoint, "POST", path, body, COMMAND_S)
+        return await self._state(endpoint, "POST", path, body, COMMAND_S)
 
-    async def _call(
+    async def _state(
         self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float
     ) -> EngineState:
+        return _read(EngineState, await self._call(endpoint, method, path, body, deadline_s), endpoint)
+
+    async def _call(self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float) -> bytes:
         token = await self._tokens.bearer(endpoint.fleet.audience)
         try:
             return await self._request(endpoint, method, path, body, deadline_s, token)
@@ -138,8 +155,8 @@ class GuardClient:
 
     async def _request(
         self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float, token: str
-    ) -> EngineState:
-        what = f"guard of {endpoint.pod} ({endpoint.ip}:{endpoint.port})"
+    ) -> bytes:
+        what = endpoint.words
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -159,11 +176,15 @@ class GuardClient:
             raise from_transport(error, what) from error
         if not 200 <= answer.status < 300:
             raise from_guard(answer.status, content, what)
-        try:
-            return EngineState.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise Unsupported(f"{what}: the answer is not a guard's state: {first['loc']}: {first['msg']}") from error
+        return content
+
+
+def _read(kind: type[Said], content: bytes, endpoint: Endpoint) -> Said:
+    try:
+        return kind.model_validate_json(content)
+    except ValidationError as error:
+        first, what = error.errors()[0], SAID[kind]
+        raise Unsupported(f"{endpoint.words}: the answer is not {what}: {first['loc']}: {first['msg']}") from error
 
 
 async def _bounded(answer: aiohttp.ClientResponse, what: str) -> bytes:

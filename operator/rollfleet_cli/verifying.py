@@ -1,0 +1,153 @@
+"""Whether every engine holds, and answers from, the committed version: judged from what each says now. Pure.
+
+Nothing passes on nothing: an engine that cannot be asked, that is missing, or that has no answer is a problem.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import Any
+
+from rollfleet_cli.asking import Answer
+from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
+from rollfleet_operator.api.weightversion import Probe, WeightVersion
+from rollfleet_operator.core.probes import Disagreement, agree, compare
+from rollfleet_protocol.state import ProbeReport, ProbeResult, WeightsState
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One engine."""
+
+    engine: str
+    gate: str
+    version: int | None
+    digest: str
+    ranks: int
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All engines."""
+
+    committed: int | None
+    digest: str
+    engines: tuple[Checked, ...]
+    max_abs_logprob_diff: str  # largest between two engines or ranks; empty for fewer than two, or where they disagree
+    allowed: str
+    problems: tuple[str, ...]  # of the fleet as a whole
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems and not any(engine.problems for engine in self.engines)
+
+    @property
+    def words(self) -> str:
+        """All problems in one line."""
+        single = [f"{each.engine}: {problem}" for each in self.engines for problem in each.problems]
+        return "; ".join([*self.problems, *single])
+
+    def to_json(self) -> dict[str, Any]:
+        """For `-o json`."""
+        return asdict(self) | {"holds": self.holds}
+
+
+def verify(fleet: RolloutEngine, probe: Probe, answers: tuple[Answer[ProbeReport], ...]) -> Verification:
+    """Compare with the commit record, and engines with each other."""
+    committed = fleet.status.committed
+    limit = Decimal(probe.max_abs_logprob_diff)
+    reports = [(answer.pod, answer.said) for answer in answers if answer.said is not None]
+    odd, apart, quarrel = _compare([(name, _result(report)) for name, report in reports], limit)
+    usual = _usual_digest(report for _, report in reports)
+    engines = tuple(
+        _check(answer, committed, usual, odd if answer.pod in odd else frozenset(), limit) for answer in answers
+    )
+    return Verification(
+        committed=None if committed is None else committed.version,
+        digest=usual,
+        engines=engines,
+        max_abs_logprob_diff=apart,
+        allowed=probe.max_abs_logprob_diff,
+        problems=tuple(_of_fleet(fleet, len(answers), quarrel)),
+    )
+
+
+def probe_of(charge: WeightVersion | None) -> Probe:
+    """The fleet's own probe, where a WeightVersion says one."""
+    return Probe() if charge is None else charge.spec.verify.probe
+
+
+def _of_fleet(fleet: RolloutEngine, asked: int, quarrel: str) -> Iterator[str]:
+    if fleet.status.committed is None:
+        yield "nothing is committed, so there is nothing to compare with"
+    if asked < fleet.spec.replicas:
+        yield f"{fleet.spec.replicas - asked} of {fleet.spec.replicas} engines have no pod"
+    elif asked == 0:
+        yield "the fleet has no engines"
+    if quarrel:
+        yield quarrel
+
+
+def _compare(probed: list[tuple[str, ProbeResult]], limit: Decimal) -> tuple[frozenset[str], str, str]:
+    """Engines that answer unlike a majority, the largest difference, and the words where no majority agrees."""
+    if not probed:
+        return frozenset(), "", ""
+    found = agree(list(probed), limit, len(probed) // 2)
+    if isinstance(found, Disagreement):
+        return frozenset(), "", found.text
+    whole = compare(list(probed), limit)
+    return found, "" if isinstance(whole, Disagreement) else whole, ""
+
+
+def _result(report: ProbeReport) -> ProbeResult:
+    first = report.by_rank[0] if report.by_rank else ()
+    return ProbeResult(
+        epoch=report.epoch,
+        version=report.weights.version or 0,
+        tokens=report.tokens,
+        logprobs=first,
+        other_ranks=report.by_rank[1:],
+        seconds=report.seconds,
+    )
+
+
+def _usual_digest(reports: Iterator[ProbeReport]) -> str:
+    """The digest that most engines name; version 0 as loaded at start has none."""
+    counts = Counter(report.weights.digest for report in reports if report.weights.digest)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _check(
+    answer: Answer[ProbeReport], committed: Committed | None, usual: str, odd: frozenset[str], limit: Decimal
+) -> Checked:
+    report = answer.said
+    if report is None:
+        return Checked(answer.pod, "", None, "", 0, (f"can't be asked: {answer.error}",))
+    problems = [*_of_weights(report, committed, usual)]
+    if answer.pod in odd:
+        problems.append(f"answers the probe unlike the others, by more than {limit}")
+    weights = report.weights
+    return Checked(
+        engine=answer.pod,
+        gate=report.gate.value,
+        version=weights.version,
+        digest=weights.digest or "",
+        ranks=len(report.by_rank),
+        problems=tuple(problems),
+    )
+
+
+def _of_weights(report: ProbeReport, committed: Committed | None, usual: str) -> Iterator[str]:
+    weights = report.weights
+    digest = weights.digest or ""
+    if weights.state is not WeightsState.VERIFIED:
+        yield f"its weights are {weights.state.value}"
+    if committed is not None and weights.version != committed.version:
+        yield f"holds version {weights.version}, and {committed.version} is committed"
+    elif committed is not None and committed.digest and digest != committed.digest:
+        yield f"holds digest {digest or 'none'}, and {committed.digest} is committed"
+    elif digest and digest != usual:
+        yield f"holds digest {digest}, most hold {usual}"
