@@ -156,7 +156,18 @@ BAD_VERSIONS = {
         setting("spec.pause", {"mode": "wait", "drainTimeoutSeconds": 120}),
         "spec.pause.drainTimeoutSeconds must be less than spec.deadlines.quiesceSeconds",
     ),
-    "strategy that is not built": (setting("spec.strategy.type", "Rolling"), "spec.strategy.type: Unsupported value"),
+    "strategy that does not exist": (
+        setting("spec.strategy.type", "Sideways"),
+        "spec.strategy.type: Unsupported value",
+    ),
+    "a batch of a strategy without any": (
+        setting("spec.strategy", {"type": "Atomic", "rolling": {"maxUnavailable": 2}}),
+        "spec.strategy.rolling is only for spec.strategy.type Rolling",
+    ),
+    "a batch of nobody": (
+        setting("spec.strategy", {"type": "Rolling", "rolling": {"maxUnavailable": 0}}),
+        "spec.strategy.rolling.maxUnavailable",
+    ),
     "one probe token": (setting("spec.verify.probe.tokens", [1]), "spec.verify.probe.tokens"),
     "a negative token": (
         setting("spec.verify.probe.tokens", [1, -2]),
@@ -215,6 +226,7 @@ ALLOWED_CHANGES = {
     "version with the same source": setting("spec.version", 6),
     "deadline alone": setting("spec.deadlines", {"prepareSeconds": 5}),
     "step alone": setting("spec.step", "2100"),
+    "another strategy": setting("spec.strategy", {"type": "Rolling", "rolling": {"maxUnavailable": 2}}),
     "a retry request": setting("spec.retryRequest", "folder put back"),
     "what follows a failure": setting("spec.onFailure", {"type": "Retry", "maxAttempts": 5}),
 }

@@ -11,6 +11,7 @@ from rollfleet_operator.api.rolloutengine import (
     EnginesSummary,
     LastFinished,
     Outcome,
+    Previous,
     RolloutEngineStatus,
 )
 from rollfleet_operator.api.weightversion import (
@@ -51,7 +52,13 @@ def full_fleet_status() -> RolloutEngineStatus:
         epoch=9,
         ca_bundle="LS0tLS1CRUdJTi0tLS0t",
         committed=Committed(
-            version=42, digest=DIGEST, checkpoint="step-42", weight_version_uid="0f3a", time=THEN, excluded=("5d1f",)
+            version=42,
+            digest=DIGEST,
+            checkpoint="step-42",
+            weight_version_uid="0f3a",
+            time=THEN,
+            excluded=("5d1f",),
+            previous=Previous(version=41, digest=DIGEST),
         ),
         last_finished=LastFinished(
             version=43,

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Phase, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import Phase, StrategyType, WeightVersion, WeightVersionStatus
 from rollfleet_operator.core.actions import (
     ApplyObject,
     CreatePod,
@@ -146,6 +146,10 @@ class World(Kubelet):
             weights = process.state.weights
             assert weights.state is WeightsState.VERIFIED, pod.view.name
             assert committed is not None, f"{pod.view.name} is open before anything was committed"
+            if committed.previous is not None and weights.version == committed.previous.version:
+                before = committed.previous  # the fleet rolls
+                assert process.resident == (before.digest or MODEL_DIGEST), f"{pod.view.name} serves {process.resident}"
+                continue
             assert weights.version == committed.version, (
                 f"{pod.view.name} is open at {weights.version}, not {committed}"
             )
@@ -157,7 +161,7 @@ class World(Kubelet):
     def _check_command(self, pod: SimulatedPod, command: Command) -> None:
         committed = self.fleet.status.committed
         held = None if committed is None else committed.version
-        if isinstance(command, Transfer) and command.version != held:
+        if isinstance(command, Transfer) and command.version != held and not self._rolls(command.version):
             loud = [
                 other.view.name
                 for other in self.all_pods
@@ -167,6 +171,11 @@ class World(Kubelet):
         if isinstance(command, Open):
             assert command.version == held, f"Open at {command.version}, committed is {held}"
         assert command.epoch <= self.fleet.status.epoch, "an epoch was used before it was recorded"
+
+    def _rolls(self, version: int) -> bool:
+        """Whether this version is asked for with strategy Rolling: others may answer meanwhile."""
+        asked = [each.spec for each in self.weight_versions.values() if each.spec.version == version]
+        return any(spec.strategy.type is StrategyType.ROLLING for spec in asked)
 
     # the operator --------------------------------------------------------------------------------------------------
 
@@ -274,8 +283,13 @@ class World(Kubelet):
         self.fleet_writes += 1
         self.fleet = self.fleet.model_copy(update={"status": RolloutEngineStatus.model_validate(status.dump())})
         if status.committed is not None and status.committed != before.committed:
-            assert before.committed is None or status.committed.version > before.committed.version
-            self.committed_versions.append(status.committed.version)
+            known = before.committed
+            if known is None or status.committed.version != known.version:
+                assert known is None or status.committed.version > known.version
+                self.committed_versions.append(status.committed.version)
+            else:
+                unrolled = known.model_copy(update={"previous": None})
+                assert status.committed == unrolled, "of a commit only the end of its roll changes"
         self.check()
 
     def _write_weight_version(self, name: str, status: WeightVersionStatus) -> None:

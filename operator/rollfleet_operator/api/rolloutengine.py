@@ -292,6 +292,15 @@ class RolloutEngineSpec(
     """Seconds that a stopping engine waits for requests in flight."""
 
 
+class Previous(ApiModel):
+    """The version before, while a fleet rolls from it to the committed one."""
+
+    version: int
+    """Version."""
+    digest: str | None = None
+    """Digest of the version; absent for version 0 as loaded from model.path."""
+
+
 class Committed(ApiModel):
     """THE commit record: which weights the fleet serves. Outlives the WeightVersion."""
 
@@ -305,6 +314,8 @@ class Committed(ApiModel):
     """UID of the WeightVersion that brought it."""
     time: datetime
     """When it was committed."""
+    previous: Previous | None = None
+    """What engines that have not moved yet may answer from, until strategy Rolling has come to its end."""
     excluded: Annotated[tuple[str, ...], Field(max_length=10)] = ()
     """Processes of engines (incarnations) whose answer to the probe was not that of the others: they stay closed."""
 

@@ -69,13 +69,39 @@ class StrategyType(StrEnum):
     """How the fleet moves."""
 
     ATOMIC = "Atomic"
+    ROLLING = "Rolling"
 
 
-class Strategy(ApiModel):
+class Rolling(ApiModel):
+    """How fast a fleet rolls."""
+
+    max_unavailable: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Engines that are moved at once; never so many that fewer than spec.minServing serve."""
+
+
+class Strategy(
+    ApiModel,
+    json_schema_extra=rules(
+        rule(
+            "self.type == 'Rolling' || !has(self.rolling)",
+            "spec.strategy.rolling is only for spec.strategy.type Rolling",
+            field=".rolling",
+            forbidden=True,
+        )
+    ),
+):
     """Discriminated union of strategies."""
 
     type: StrategyType = StrategyType.ATOMIC
-    """Atomic: the fleet serves the old version, then nothing, then the new one; never both."""
+    """Atomic: the fleet serves the old version, then nothing, then the new one; never both. Rolling: engines move batch
+    by batch and both versions answer meanwhile (condition MixedVersions); each answer says which."""
+    rolling: Rolling | None = None
+    """For type Rolling."""
+
+    @property
+    def max_unavailable(self) -> int:
+        """Engines that are moved at once."""
+        return (self.rolling or Rolling()).max_unavailable
 
 
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -357,7 +383,7 @@ class WeightVersionStatus(ApiModel):
     history: Annotated[tuple[HistoryEntry, ...], Field(max_length=10)] = ()
     """The last ten ended updates, newest last."""
     conditions: Conditions = ()
-    """Accepted, Quiesced, Transferred, Verified, Active."""
+    """Accepted, Quiesced, Transferred, Verified, Active, MixedVersions."""
 
 
 class WeightVersion(ApiModel):

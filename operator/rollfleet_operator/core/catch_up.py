@@ -15,8 +15,10 @@ from enum import StrEnum
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import Deadlines, WeightVersion
 from rollfleet_operator.core import steps
+from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.moves import just_closed, quiet
 from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.rolling import behind
 from rollfleet_operator.core.work import Work, back_off_until, busy, failed_operation, own_words
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.state import (
@@ -60,6 +62,7 @@ class CatchUp:
     deadlines: Deadlines
     work: Work
     references: dict[tuple[int, ...], tuple[str, ProbeResult]]
+    rolling: bool = False  # engines that serve the version before the committed one may go on
     held: str = ""  # why nothing is loaded or verified now: who holds the committed version opens all the same
     stuck: dict[str, Joiner] = field(default_factory=dict)
     # An engine holds on to something under this very epoch that must go: files that changed since they were staged, or
@@ -72,13 +75,24 @@ class CatchUp:
         for engine, state in self.world.usable:
             if state.epoch > self.epoch:
                 continue  # it follows the update that is under way
-            if engine.serves(self.committed):
-                if not update_under_way:
+            if engine.serves(self.committed) and (self.rolling or holds(state, self.committed)):
+                if holds(state, self.committed) and not update_under_way:
                     self._tidy(engine, state)
             elif not busy(state, self.epoch):
                 self._lead(engine, state)
             elif self._is_abandoned(state):
                 self._give_up(engine, state, state.operation)
+
+        for engine in behind(self.world, self.committed, self.epoch):
+            if engine.usable is None and engine.answering is not None:
+                self._shut(engine, engine.answering)
+
+    def _shut(self, engine: Engine, state: EngineState) -> None:
+        """An engine that leaves, or has left already, while it answers from the version before."""
+        if quiet(engine, state, self.epoch):
+            steps.arm(self.epoch, engine, state, self.work, at_once=just_closed(state, self.epoch))
+        elif not busy(state, self.epoch):
+            steps.close(self.world, self.epoch, engine, state, self.committed.version, self.deadlines, self.work)
 
     def _is_abandoned(self, state: EngineState) -> bool:
         """Whether what runs belongs to an update that was given up. A transfer runs out; its end is waited for."""
@@ -180,22 +194,22 @@ class CatchUp:
 
 
 def build_catch_up(
-    world: World, committed: Committed, epoch: int, weight_version: WeightVersion | None, work: Work, *, held: str = ""
+    world: World, committed: Committed, epoch: int, weight_version: WeightVersion | None, work: Work, plan: UpdatePlan
 ) -> CatchUp:
     """With the operator's own probe and limits; those of the WeightVersion may widen them, never narrow them.
 
     The same spec may have made an update fail, by a token that the model does not have or a deadline that is too short:
-    that must not keep the version before from being restored.
+    that must not keep the version before from being restored. A fleet that rolls moves within the spec's own deadlines.
     """
     settings = world.settings
     tolerance, deadlines = Decimal(str(settings.probe_tolerance)), Deadlines()
     if weight_version is not None:
         spec = weight_version.spec
         tolerance = max(tolerance, Decimal(spec.verify.probe.max_abs_logprob_diff))
-        deadlines = _longer(deadlines, spec.deadlines)
+        deadlines = spec.deadlines if plan.rolling else _longer(deadlines, spec.deadlines)
     references = _references(world, committed)
     known = next(iter(references), settings.probe_tokens)  # only the probe that was answered already can be compared
-    return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references, held)
+    return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references, plan.rolling, plan.held)
 
 
 def _longer(one: Deadlines, other: Deadlines) -> Deadlines:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from enum import StrEnum
 
-from rollfleet_operator.api.rolloutengine import Committed
-from rollfleet_operator.api.weightversion import FailedEngine, Phase, Target, WeightVersionStatus
+from rollfleet_operator.api.rolloutengine import Committed, Previous
+from rollfleet_operator.api.weightversion import FailedEngine, Phase, StrategyType, Target, WeightVersionStatus
 from rollfleet_operator.core.moves import Move, Update, failed, hold_up, overdue, progress
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_operator.core.probes import Disagreement, agree
@@ -113,7 +113,7 @@ def verify(update: Update) -> Move:
     odd = agree(probed, Decimal(limit), MAX_EXCLUDED)
     if isinstance(odd, Disagreement):
         return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, odd.text))
-    if len(probed) - len(odd) < update.min_serving:
+    if len(probed) - len(odd) < _needed(update):
         text = f"{', '.join(sorted(odd))} answered unlike the others: {update.too_few(len(probed) - len(odd))}"
         return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text))
     seats = [_odd_one_out(seat) if seat.target.name in odd else seat for seat in seats]
@@ -134,7 +134,23 @@ def _commit(update: Update, excluded: tuple[str, ...]) -> Committed:
         weight_version_uid=update.weight_version.metadata.uid,
         time=update.now,
         excluded=excluded,
+        previous=_previous(update),
     )
+
+
+def _previous(update: Update) -> Previous | None:
+    """What may go on serving. It goes again as soon as nobody may be at it, which may be at once."""
+    before = update.record.committed
+    if before is None or update.weight_version.spec.strategy.type is not StrategyType.ROLLING:
+        return None
+    return Previous(version=before.version, digest=before.digest)
+
+
+def _needed(update: Update) -> int:
+    """How many targets must pass: of a fleet that rolls the others serve."""
+    least = update.min_serving
+    rolling = update.weight_version.spec.strategy.type is StrategyType.ROLLING
+    return min(least, len(update.status.targets)) if rolling else least
 
 
 def _state(seat: Seat) -> EngineState | None:
@@ -147,12 +163,12 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     broken = [seat for seat in seats if seat.standing is Standing.FAILED]
     grave = next((seat for seat in broken if seat.reason not in OWN_FAULTS), None)
     left = sum(seat.standing not in (Standing.FAILED, Standing.OUT) for seat in seats)
-    if grave is not None or (broken and left < update.min_serving):
+    if grave is not None or (broken and left < _needed(update)):
         first = grave or broken[0]
         return Move(told, failed(first.reason, f"{first.target.name}: {first.text}"))
     if left == 0:
         return Move(told, failed(Reason.ENGINES_LOST, f"{phase}: every engine of the update restarted or vanished"))
-    if left < update.min_serving:
+    if left < _needed(update):
         text = f"{phase}: {len(seats) - left} engines of the update restarted or vanished"
         return Move(told, failed(Reason.ENGINES_LOST, f"{text}: {update.too_few(left)}"))
     if deadline.passed(update.now) and not all(seat.at_rest for seat in seats):

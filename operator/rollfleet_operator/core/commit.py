@@ -19,6 +19,7 @@ from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.probes import Disagreement, compare
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.rolling import behind
 from rollfleet_operator.core.steps import verify_initial
 from rollfleet_operator.core.work import Work, failed_operation
 from rollfleet_operator.core.world import FIRST_EPOCH, Engine, Fence, World
@@ -47,7 +48,13 @@ def plan_commit(world: World, record: Record, weight_versions: tuple[WeightVersi
 
 
 def _follow(world: World, record: Record) -> Record:
-    """Guards that are ahead of the record would refuse everything: allot an epoch above theirs."""
+    """Guards that are ahead of the record would refuse everything: allot an epoch above theirs.
+
+    The version before goes from the record of a fleet that rolls as soon as nobody may answer from it.
+    """
+    committed = record.committed
+    if committed is not None and committed.previous is not None and not behind(world, committed, record.epoch):
+        record = replace(record, committed=committed.model_copy(update={"previous": None}))
     if world.guards_epoch <= record.epoch:
         return record
     return replace(record, epoch=world.guards_epoch + 1)

@@ -45,6 +45,7 @@ class UpdatePlan:
     catch_up_epoch: int | None
     reason: str = ""  # what Pending waits for, or why the update failed
     message: str = ""
+    rolling: bool = False  # engines that serve the version before the committed one may go on
     held: str = ""  # why nothing is restored after a failure
 
     @property
@@ -74,7 +75,7 @@ def fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     record = replace(update.record, epoch=epoch, last_finished=last_finished(update, update.version, ending, aftermath))
     told = with_history(update, enter(move.status, Phase.FAILED, update.now), ending)
     held = ending.message if aftermath is Aftermath.HELD else ""
-    return UpdatePlan(record, told, None, ending.reason, ending.message, held)
+    return UpdatePlan(record, told, None, ending.reason, ending.message, held=held)
 
 
 def _try_again(update: Update, move: Move, ending: Ending) -> UpdatePlan:
@@ -139,7 +140,7 @@ def stay_failed(update: Update) -> UpdatePlan:
         status = status.model_copy(update={"version": update.version})
     holding = update.weight_version.spec.on_failure.type is FailureType.HOLD
     held = message if holding and last is not None and last.aftermath is Aftermath.HELD else ""
-    return UpdatePlan(update.record, status, update.record.epoch, reason, message, held)
+    return UpdatePlan(update.record, status, update.record.epoch, reason, message, held=held)
 
 
 def finished(update: Update, version: int) -> LastFinished | None:

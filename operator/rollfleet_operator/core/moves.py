@@ -4,7 +4,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from rollfleet_operator.api.rolloutengine import Committed, Outcome
-from rollfleet_operator.api.weightversion import FailedEngine, Phase, Progress, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import (
+    FailedEngine,
+    Phase,
+    Progress,
+    StrategyType,
+    WeightVersion,
+    WeightVersionStatus,
+)
 from rollfleet_operator.core.conditions import clip
 from rollfleet_operator.core.policies import Deadline, seconds_text
 from rollfleet_operator.core.reasons import Reason
@@ -46,6 +53,7 @@ class Move:
     ending: Ending | None = None
     commit: Committed | None = None
     catch_up_epoch: int | None = None
+    rolling: bool = False  # engines that serve the version before may go on
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,20 @@ class Update:
         """How many engines must hold the version before it is committed."""
         return self.weight_version.spec.min_serving
 
+    @property
+    def rolls(self) -> bool:
+        """Whether engines go on serving the version before while the first ones move."""
+        rolling = self.weight_version.spec.strategy.type is StrategyType.ROLLING
+        return rolling and bool(self.world.serving(self.record.committed))
+
+    @property
+    def least(self) -> int:
+        """How many engines it takes to begin: one must be there to move beside those that serve."""
+        return self.min_serving + self.rolls
+
     def too_few(self, count: int) -> str:
         """Says so."""
-        wanted = f"spec.minServing is {self.min_serving}"
+        wanted = f"spec.minServing is {self.min_serving}{', one more must roll' if self.rolls else ''}"
         return f"{count} engines can take part, {wanted} and spec.replicas {self.world.fleet.spec.replicas}"
 
     @property
@@ -141,15 +160,20 @@ def overdue(phase: str, seconds: int, held_up: list[FailedEngine]) -> Ending:
     return failed(reason, f"{phase} did not end within {seconds} s: {tell(held_up) or 'nobody said why'}")
 
 
-def close(update: Update, engine: Engine, state: EngineState, deadline: Deadline) -> None:
-    """Close this engine under the update's epoch; it answers at once and drains in the background."""
+def close(
+    update: Update, engine: Engine, state: EngineState, deadline: Deadline, *, version: int | None = None
+) -> None:
+    """Close this engine under the update's epoch, on its way to the update's version or to another one.
+
+    It answers at once and drains in the background.
+    """
     if busy(state, update.epoch):
         return
     pause = update.weight_version.spec.pause
     command = Close(
         incarnation=state.incarnation,
         epoch=update.epoch,
-        version=update.version,
+        version=update.version if version is None else version,
         mode=PauseMode(pause.mode.value),
         drain_timeout_seconds=pause.drain_timeout_seconds,
         keep_seconds=_longest_pause_s(update),

@@ -16,11 +16,11 @@ from rollfleet_operator.core.moves import Ending, Move, Update, hold_up, progres
 from rollfleet_operator.core.policies import OPENING_S
 from rollfleet_operator.core.probes import compare
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.rolling import TOLD, roll_of, roll_on
 from rollfleet_operator.core.work import own_words
 from rollfleet_operator.core.world import holds
 from rollfleet_protocol.state import EngineState, Gate, ProbeResult
 
-TOLD = 3  # engines that are named
 NO_LIMIT = Decimal("Infinity")
 
 
@@ -28,6 +28,9 @@ def opening(update: Update) -> Move:
     """One look at Opening. The record may still say Verifying: the commit is what counts."""
     if update.status.phase is not Phase.OPENING:
         update = with_record(update, update.enter(Phase.OPENING))
+    roll = roll_of(update.weight_version)
+    if roll is not None:
+        return roll_on(update, roll)
     deadline = update.deadline(OPENING_S)
     closed: list[FailedEngine] = []
     known = {each.name: each for each in update.status.progress.failed}

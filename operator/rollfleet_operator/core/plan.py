@@ -113,7 +113,7 @@ def _catch_up(
     committed, epoch = update.record.committed, update.catch_up_epoch
     if committed is None or epoch is None or epoch < 1 or update.record != before:
         return None
-    catch_up = build_catch_up(world, committed, epoch, charge, work, held=update.held)
+    catch_up = build_catch_up(world, committed, epoch, charge, work, update)
     catch_up.run(update_under_way=update.under_way)
     return catch_up
 

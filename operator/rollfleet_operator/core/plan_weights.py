@@ -38,11 +38,12 @@ from rollfleet_operator.core.ending import (
 )
 from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, with_record
 from rollfleet_operator.core.opening import opening
-from rollfleet_operator.core.policies import REOPENING_S, seconds_text
+from rollfleet_operator.core.policies import REOPENING_S, Deadline, seconds_text
 from rollfleet_operator.core.preparing import prepare
 from rollfleet_operator.core.quiescing import quiesce
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.rolling import behind, close_next, roll_of, roll_seconds
 from rollfleet_operator.core.work import Work
 from rollfleet_operator.core.world import World, holds
 
@@ -201,6 +202,7 @@ def _open_up(update: Update) -> UpdatePlan:
         if move.ending is not None:
             status = _active(update, status, move.ending)
             record = replace(record, last_finished=last_finished(update, update.version, move.ending))
+        return UpdatePlan(record, status, record.epoch, rolling=move.rolling)
     return UpdatePlan(record, status, record.epoch)
 
 
@@ -229,7 +231,7 @@ def _on_this_fleet(update: Update) -> bool:
     return begun is not None and (created is None or begun >= created)
 
 
-def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:
+def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:  # noqa: PLR0911 - one answer per case
     """What an update must wait for before it can begin."""
     world, committed = update.world, update.record.committed
     if world.fleet.spec.replicas == 0:
@@ -238,7 +240,11 @@ def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:
         return Reason.WAITING_FOR_FLEET, ""
     if not world.usable:
         return Reason.NO_ENGINES, ""
-    if len(world.usable) < update.min_serving:
+    if committed is not None and committed.previous is not None:
+        version = committed.previous.version
+        names = ", ".join(engine.name for engine in behind(world, committed, update.record.epoch)[:3])
+        return Reason.ROLLING, f"{names} may still answer from version {version}"
+    if len(world.usable) < update.least:
         return Reason.TOO_FEW_ENGINES, update.too_few(len(world.usable))
     excluded = () if committed is None else committed.excluded
     closed = [
@@ -257,13 +263,26 @@ def _wait(update: Update, reason: Reason, message: str, *, first: bool, stale: b
     seconds = update.weight_version.spec.deadlines.prepare_seconds
     if first and update.world.fleet.spec.replicas > 0:
         seconds += update.world.fleet.spec.startup.timeout_seconds
+    if reason is Reason.ROLLING:
+        seconds += roll_seconds(update.weight_version, update.world.fleet.spec.replicas)
     deadline = update.deadline(seconds)
     text = message or reason.sentence
     if deadline.passed(update.now):
         ending = failed(reason, f"the update could not begin within {seconds} s: {text}")
         plan = fail(update, Move(update.status), ending)
         return replace(plan, catch_up_epoch=plan.record.epoch)
-    return UpdatePlan(update.record, update.status, update.record.epoch, reason, text)
+    rolling = reason is Reason.ROLLING and _roll_on(update, deadline)
+    return UpdatePlan(update.record, update.status, update.record.epoch, reason, text, rolling)
+
+
+def _roll_on(update: Update, deadline: Deadline) -> bool:
+    """A newer version waits for the one before it to roll out: batch by batch, if it shall roll itself."""
+    roll, committed = roll_of(update.weight_version), update.record.committed
+    if roll is None or committed is None:
+        return False
+    under = with_record(update, update.status.model_copy(update={"epoch": update.record.epoch}))
+    close_next(under, committed, roll, deadline)
+    return True
 
 
 def _begin(update: Update, *, again: bool) -> UpdatePlan:

@@ -56,10 +56,10 @@ def prepare(update: Update) -> Move:
         return Move(update.status, failed(Reason.DIGEST_DISAGREES, disagreement))
     if deadline.passed(update.now):
         held_up = _held_up(update, members) or _put_others_aside(update, members, deadline)
-        if not held_up and len(members) < update.min_serving:
+        if not held_up and len(members) < update.least:
             return Move(update.status, failed(Reason.TOO_FEW_ENGINES, update.too_few(len(members))))
         return Move(update.status, overdue("Preparing", seconds, held_up))
-    if len(members) >= update.min_serving and len(ready) == len(members):
+    if len(members) >= update.least and len(ready) == len(members):
         return _all_staged(update, members, ready[0][1].digest, deadline)
     attempt = _stage(update, members, deadline)
     status = update.status.model_copy(

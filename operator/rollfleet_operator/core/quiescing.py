@@ -24,6 +24,7 @@ from rollfleet_operator.core.moves import (
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_operator.core.preparing import staged
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.rolling import first_batch
 from rollfleet_operator.core.topology import place
 from rollfleet_operator.core.work import failed_operation
 from rollfleet_operator.core.world import Engine
@@ -41,7 +42,7 @@ def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
     candidates = _candidates(update)
     if not candidates and not _awaited(update):
         return Move(update.status, failed(Reason.ENGINES_LOST, "no engine that staged the version is left"))
-    enough = len(candidates) >= update.min_serving
+    enough = len(candidates) >= update.least
     if not enough and not _awaited(update):
         return Move(update.status, failed(Reason.TOO_FEW_ENGINES, update.too_few(len(candidates))))
     for engine, state in candidates:
@@ -49,7 +50,9 @@ def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
         if broken is not None and broken.failure is not None:
             text = f"{engine.name}: {broken.failure.message}"
             return Move(update.status, failed(broken.failure.reason.value, text))
-    loud = _close_all(update, candidates, deadline)
+    names = {engine.name for engine, _ in candidates}
+    candidates = first_batch(update, candidates)
+    loud = _close_all(update, candidates, deadline, names)
     unarmed = [] if loud else _arm_all(update, candidates)
     status = _seen_closed(update, candidates)
     status = status.model_copy(
@@ -86,16 +89,17 @@ def _awaited(update: Update) -> bool:
     )
 
 
-def _close_all(update: Update, candidates: tuple[Candidate, ...], deadline: Deadline) -> list[FailedEngine]:
-    """Who is not closed and drained yet."""
+def _close_all(
+    update: Update, candidates: tuple[Candidate, ...], deadline: Deadline, staying: set[str]
+) -> list[FailedEngine]:
+    """Who is not closed and drained yet. `staying`: those that take part, now or in a later batch."""
     loud: list[FailedEngine] = []
     for engine, state in candidates:
         if not quiet(engine, state, update.epoch):
             close(update, engine, state, deadline)
             text = f"gate {state.gate.value}, {state.in_flight} requests in flight"
             loud.append(hold_up(engine, Reason.QUIESCING, text))
-    names = {engine.name for engine, _ in candidates}
-    others = [engine for engine in update.world.engines if engine.name not in names]
+    others = [engine for engine in update.world.engines if engine.name not in staying]
     found = [put_aside(update, engine, deadline) for engine in others]
     return loud + [each for each in found if each is not None]
 
@@ -112,6 +116,8 @@ def _arm_all(update: Update, candidates: tuple[Candidate, ...]) -> list[FailedEn
 def _seen_closed(update: Update, candidates: tuple[Candidate, ...]) -> WeightVersionStatus:
     """The record, with the time at which the first gate was seen closed."""
     status = update.status
+    if update.rolls:
+        return status
     if status.paused_at is None and any(state.gate is Gate.CLOSED for _, state in candidates):
         return status.model_copy(update={"paused_at": update.now})
     return status

@@ -69,6 +69,8 @@ class Reason(StrEnum):
     WAITING_FOR_FLEET = "WaitingForFleet", "The fleet has not verified its first version yet."
     NO_ENGINES = "NoEngines", "No engine is up."
     TOO_FEW_ENGINES = "TooFewEngines", "Fewer engines can take part than spec.minServing."
+    ROLLING = "Rolling", "Engines move to the version batch by batch; this one and the one before answer."
+    ONE_VERSION = "OneVersion", "All answers come from one version."
     REOPENING = "Reopening", "Engines that an earlier update closed open first."
     ENGINE_UNREACHABLE = "EngineUnreachable", "An engine that may be open does not answer."
     CANNOT_BE_FENCED = "CannotBeFenced", "An engine that nobody controls any more may still answer clients."

@@ -121,7 +121,10 @@ def _available(findings: Findings) -> Claim:
     if findings.serving:
         committed = findings.record.committed
         engines = f"{findings.serving} of {findings.world.fleet.spec.replicas} engines serve"
-        return claim("Available", True, Reason.SERVING, f"{engines} version {committed.version if committed else '?'}")
+        version = f"version {committed.version if committed else '?'}"
+        if committed is not None and committed.previous is not None:
+            version += f" or, until the roll ends, version {committed.previous.version}"
+        return claim("Available", True, Reason.SERVING, f"{engines} {version}")
     reason, message = _why_unavailable(findings)
     return claim("Available", False, reason, message)
 
@@ -185,7 +188,7 @@ def _weights_current(findings: Findings) -> Claim:
         return claim("WeightsCurrent", False, reason, findings.commit.message)
     if weight_version is not None and weight_version.spec.version > committed.version:
         return _behind(findings, weight_version, committed.version)
-    if findings.serving < findings.world.fleet.spec.replicas:
+    if findings.serving < findings.world.fleet.spec.replicas or committed.previous is not None:
         return claim("WeightsCurrent", False, Reason.NOT_ALL_CURRENT)
     return claim("WeightsCurrent", True, Reason.CURRENT, f"all engines serve version {committed.version}")
 

@@ -92,7 +92,17 @@ def _claims(subject: Subject, record: WeightVersionStatus) -> tuple[Claim, ...]:
         rest = tuple(claim(kind, False, Reason.NOT_REACHED, "") for kind in ("Quiesced", "Transferred", "Verified"))
         return (accepted, *rest, claim("Active", False, verdict.reason, verdict.message))
     steps = (_quiesced(record), *_reached(subject, record), _active(subject, record))
-    return (accepted, *steps, *_spans_versions(subject.weight_version, record))
+    return (accepted, *steps, *_spans_versions(subject.weight_version, record), *_mixed_versions(subject))
+
+
+def _mixed_versions(subject: Subject) -> tuple[Claim, ...]:
+    """There from the first update that rolls on."""
+    committed = subject.committed
+    if committed is not None and committed.previous is not None:
+        text = f"engines answer from version {committed.previous.version} and from version {committed.version}"
+        return (claim("MixedVersions", True, Reason.ROLLING, text),)
+    told_before = find(subject.weight_version.status.conditions, "MixedVersions") is not None
+    return (claim("MixedVersions", False, Reason.ONE_VERSION),) if told_before else ()
 
 
 def _spans_versions(weight_version: WeightVersion, record: WeightVersionStatus) -> tuple[Claim, ...]:

@@ -109,9 +109,11 @@ class Engine:
         return self.pod.started and self.pod.phase == "Running"
 
     def serves(self, committed: Committed | None) -> bool:
-        """Whether it answers from the committed version."""
+        """Whether it answers from the committed version, or, while the fleet rolls, from the one before."""
         state = self.usable
-        return state is not None and state.gate is Gate.OPEN and holds(state, committed)
+        if state is None or state.gate is not Gate.OPEN:
+            return False
+        return holds(state, committed) or holds_previous(state, committed)
 
     def fence(self, epoch: int) -> Fence:
         """How certain it is that this engine stays closed under the epoch."""
@@ -161,11 +163,19 @@ def refuses_for_good(state: EngineState) -> bool:
 
 def holds(state: EngineState, committed: Committed | None) -> bool:
     """Whether the weights are verified as the committed ones. Version 0 has no digest unless it was reloaded."""
-    if committed is None or state.weights.state is not WeightsState.VERIFIED:
+    return committed is not None and _is_verified_at(state, committed.version, committed.digest)
+
+
+def holds_previous(state: EngineState, committed: Committed | None) -> bool:
+    """Whether the weights are verified as those that the fleet is rolling away from."""
+    previous = None if committed is None else committed.previous
+    return previous is not None and _is_verified_at(state, previous.version, previous.digest)
+
+
+def _is_verified_at(state: EngineState, version: int, digest: str | None) -> bool:
+    if state.weights.state is not WeightsState.VERIFIED or state.weights.version != version:
         return False
-    if state.weights.version != committed.version:
-        return False
-    return committed.digest is None or state.weights.digest == committed.digest
+    return digest is None or state.weights.digest == digest
 
 
 @dataclass(frozen=True)

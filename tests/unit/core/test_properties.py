@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from rollfleet_operator.api.rolloutengine import Aftermath
-from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure
+from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure, Rolling, Strategy, StrategyType
 from rollfleet_operator.api.weightversion import Phase as UpdatePhase
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.observed import Observed
@@ -26,6 +26,7 @@ from tests.support.simulated_world import Faults, World
 
 DEADLINES = Deadlines(prepare_seconds=60, quiesce_seconds=30, transfer_seconds=60, verify_seconds=30)
 ALL_DEADLINES_S = 60 + 60 + 30 + 60 + 30  # Pending has prepareSeconds too
+ROLL_S = 4 * (30 + 60 + 30)  # four engines, one by one; a newer version waits for as long
 SLACK_S = OPENING_S + REOPENING_S + 20
 STEPS = (OperationName.PREPARE, OperationName.CLOSE, OperationName.TRANSFER, OperationName.VERIFY)
 FIXPOINT = 4  # passes after which nothing may be left to record
@@ -53,6 +54,7 @@ class Scenario:
     bumps: tuple[tuple[tuple[Blow, ...], bool, bool], ...]  # (blows, bad checkpoint, bumped again in mid-update)
     policies: tuple[OnFailure, ...] = (OnFailure(),)  # by turns
     min_serving: int = 1
+    strategies: tuple[Strategy, ...] = (Strategy(),)  # by turns
     retries: bool = False  # what failed is asked for once more
 
 
@@ -65,6 +67,11 @@ POLICIES = (
     OnFailure(type=FailureType.RETRY, max_attempts=2),
     OnFailure(type=FailureType.ROLLBACK),
     OnFailure(type=FailureType.HOLD),
+)
+STRATEGIES = (
+    Strategy(),
+    Strategy(type=StrategyType.ROLLING),
+    Strategy(type=StrategyType.ROLLING, rolling=Rolling(max_unavailable=2)),
 )
 FAULTS = (FailureReason.TRANSFER_FAILED, FailureReason.COVERAGE_FAILED, FailureReason.CHECKPOINT_CHANGED)
 KINDS = ("crash", "delete", "delete, late hook", "cut off", "fail", "skew", "restart", "down", "new operator")
@@ -95,6 +102,7 @@ scenarios = st.builds(
     ).map(tuple),
     policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3).map(tuple),
     min_serving=st.integers(1, 2),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=3).map(tuple),
     retries=st.booleans(),
 )
 
@@ -137,9 +145,11 @@ def live_through(scenario: Scenario) -> World:
         if bad:
             world.store.faults[f"step-{version}"] = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
         policy = scenario.policies[version % len(scenario.policies)]
+        strategy = scenario.strategies[version % len(scenario.strategies)]
         spec = {
             "deadlines": DEADLINES,
             "on_failure": policy,
+            "strategy": strategy,
             "min_serving": min(scenario.min_serving, scenario.replicas),
         }
         world.apply_weight_version(make_weight_version(version, **spec))
@@ -163,7 +173,7 @@ def see_it_end(world: World, version: int, policy: OnFailure) -> None:
     assert world.run(2000, lambda: world.ended(version)), world.status().phase
     up_since = world.settings.up_since or NOW
     counted = (world.now - max(up_since, world.status().started_at or NOW)).total_seconds()
-    assert counted < policy.attempts * ALL_DEADLINES_S + SLACK_S, "too late"
+    assert counted < policy.attempts * ALL_DEADLINES_S + 2 * ROLL_S + SLACK_S, "too late"
 
 
 def recover(world: World, version: int) -> None:
@@ -174,7 +184,7 @@ def recover(world: World, version: int) -> None:
         pod.temper.fails.clear()
         pod.temper.skew = 0.0
         pod.cut_off_until = -1.0
-    assert world.run(3 * ALL_DEADLINES_S + SLACK_S, lambda: world.ended(version)), world.status().phase
+    assert world.run(3 * ALL_DEADLINES_S + 2 * ROLL_S + SLACK_S, lambda: world.ended(version)), world.status().phase
     last = world.fleet.status.last_finished
     if last is not None and last.aftermath is Aftermath.HELD:
         world.weight_versions.clear()
@@ -194,11 +204,12 @@ def odd_ones(world: World) -> list[str]:
     """Engines that answered the probe unlike the others, while they did."""
     committed = world.fleet.status.committed
     excluded = () if committed is None else committed.excluded
-    odd = [detail.name for detail in world.fleet.status.engines.details if "differ by" in detail.message]
+    told = [detail.message for detail in world.fleet.status.engines.details if "differ by" in detail.message]
     return [
         uid
         for uid, pod in world.pods.items()
-        if pod.view.name in odd or (pod.process is not None and pod.process.state.incarnation in excluded)
+        if any(pod.view.name in message for message in told)
+        or (pod.process is not None and pod.process.state.incarnation in excluded)
     ]
 
 
