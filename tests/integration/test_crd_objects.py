@@ -264,14 +264,14 @@ def test_defaults_are_filled_in(namespace: str) -> None:
     assert spec["mode"] == "Disaggregated"
     assert spec["accelerator"] == {"resourceName": "huawei.com/Ascend910", "perPod": 8}
     assert spec["router"] == {"mode": "Enabled", "replicas": 1, "policy": "cache_aware"}
-    assert spec["startup"] == {"timeoutSeconds": 1800}
+    assert spec["startup"] == {"timeoutSeconds": 1800, "restartBudget": 5}
     assert spec["drainTimeoutSeconds"] == 60
 
 
 def test_defaults_of_a_version_are_filled_in(namespace: str, at_five: Object) -> None:
     spec = get("wv", at_five["metadata"]["name"], namespace)["spec"]
     assert spec["verify"]["probe"] == {"tokens": [1, 2, 3, 5, 7, 11], "maxAbsLogprobDiff": "0.001"}
-    assert spec["pause"] == {"mode": "abort"}
+    assert spec["pause"] == {"mode": "abort", "drainTimeoutSeconds": 60}
     assert spec["strategy"] == {"type": "Atomic"}
     assert spec["deadlines"]["prepareSeconds"] == 600
     assert (spec["onFailure"], spec["minServing"]) == ({"type": "Retry"}, 1)
