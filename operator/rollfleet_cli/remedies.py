@@ -54,6 +54,10 @@ WAITING = {  # phase Pending
     "NoEngines": Remedy("no engine is up", "wait; else cure what keeps the engines from starting"),
     "TooFewEngines": Remedy("fewer engines are up than minServing", "start more, or lower minServing"),
     "ScaledToZero": Remedy("spec.replicas is 0", "scale the fleet"),
+    "Rolling": Remedy(
+        "the version before is still rolling out: an engine may answer from the one before that",
+        "wait; else see why that engine does not move",
+    ),
     "Reopening": Remedy(
         "engines that an update before closed are opening again", "wait: after 10 s it goes on without them"
     ),
