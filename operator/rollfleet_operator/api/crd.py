@@ -43,6 +43,7 @@ def _column(name: str, path: str, of: str = "string", *, wide: bool = False, abo
 _AGE = _column("Age", ".metadata.creationTimestamp", "date")
 _AVAILABLE = '.status.conditions[?(@.type=="Available")]'
 _ACTIVE = '.status.conditions[?(@.type=="Active")]'
+_DEGRADED = '.status.conditions[?(@.type=="Degraded")]'
 _ACCEPTED = '.status.conditions[?(@.type=="Accepted")]'
 
 ROLLOUT_ENGINE = Kind(
@@ -60,6 +61,7 @@ ROLLOUT_ENGINE = Kind(
         _AGE,
         _column("Endpoint", ".status.endpoint", wide=True),
         _column("Message", f"{_AVAILABLE}.message", wide=True),
+        _column("Trouble", f"{_DEGRADED}.message", wide=True, about="Engines that are not well, and the cure."),
     ),
     scale={
         "specReplicasPath": ".spec.replicas",

@@ -63,11 +63,12 @@ def node_view(node: Manifest) -> NodeView:
     """The view of a node."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     ready = [one for one in conditions if one.get("type") == "Ready" and one.get("status") == "True"]
-    since = ready[0].get("lastTransitionTime") if ready else None
+    since, heard = (ready[0].get(name) if ready else None for name in ("lastTransitionTime", "lastHeartbeatTime"))
     taints = (node.get("spec") or {}).get("taints") or ()
     return NodeView(
         name=node["metadata"]["name"],
-        ready_since=datetime.fromisoformat(since) if since else None,
+        ready_since=_time(since),
+        heard=_time(heard),
         out_of_service=any(taint.get("key") == TAINT for taint in taints),
     )
 

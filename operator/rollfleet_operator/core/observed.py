@@ -81,7 +81,8 @@ class NodeView:
 
     name: str
     exists: bool = True
-    ready_since: datetime | None = None  # by the kubelet's own word; None where the node is not Ready
+    ready_since: datetime | None = None  # None where the node is not Ready
+    heard: datetime | None = None  # when its kubelet reported last; it does every 5 minutes, Kubernetes 1.36
     out_of_service: bool = False  # carries the taint by which a person says that the node is switched off
 
 

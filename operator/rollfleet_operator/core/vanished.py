@@ -9,7 +9,7 @@ It is let go when
   pod had vanished. Since then nobody sends it anything that opens, and a process that follows it is born closed;
 - its node carries the out-of-service taint, a person's word that the node is switched off;
 - its node has been Ready for so long that the kubelet, which stops pods that the API server does not know, has had
-  its time (policies.KUBELET_S and the pod's grace period);
+  its time (policies.KUBELET_S and the pod's grace period), and has reported meanwhile;
 - a person says by annotation of the fleet that it does not run: the only word left where the Node object is gone;
 - the pod is back (a watch was wrong).
 """
@@ -142,8 +142,17 @@ def is_over(engine: Engine, world: World, now: datetime) -> bool:
         return answering.epoch > pod.vanished_epoch and answering.in_flight == 0 and refuses_for_good(answering)
     if pod.uid in said_to_be_over(world.fleet):
         return True
-    due = kubelet_due(engine)
-    return engine.node_off or (due is not None and now >= due)
+    return engine.node_off or _has_had_its_time(engine, now)
+
+
+def _has_had_its_time(engine: Engine, now: datetime) -> bool:
+    """Whether the kubelet stopped it. Its report since then says that it is there, even where nobody judges nodes."""
+    due, since, heard = (
+        kubelet_due(engine),
+        engine.pod.vanished_since,
+        None if engine.node is None else engine.node.heard,
+    )
+    return due is not None and now >= due and since is not None and heard is not None and heard >= since
 
 
 def said_to_be_over(fleet: RolloutEngine) -> set[str]:
@@ -179,7 +188,7 @@ def unfenced_text(engine: Engine, fleet: RolloutEngine) -> str:
 def _cure(engine: Engine, fleet: RolloutEngine) -> str:
     pod, node, due = engine.pod, engine.node, kubelet_due(engine)
     if due is not None:
-        return f"node {pod.node} is Ready: its kubelet has stopped it by {due:%Y-%m-%dT%H:%M:%SZ}"
+        return f"node {pod.node} is Ready: if its kubelet still reports, it has stopped it by {due:%Y-%m-%dT%H:%M:%SZ}"
     taint = f"kubectl taint nodes {pod.node} {TAINT}=nodeshutdown:NoExecute"
     if node is not None and not node.exists:
         word = f"kubectl annotate roe {fleet.metadata.name} -n {fleet.metadata.namespace} --overwrite"

@@ -181,13 +181,13 @@ def test_the_out_of_service_taint_is_a_word() -> None:
 
 def test_the_kubelet_of_a_node_that_stays_ready_has_its_time() -> None:
     world = make_world(replicas=2, version=1)
-    world.nodes[NODE] = NodeView(NODE, ready_since=NOW)
     uid = vanish(world, 1)
     world.kill_ghost(uid)
     gone_at = world.time
+    world.nodes[NODE] = NodeView(NODE, ready_since=NOW, heard=NOW + timedelta(seconds=gone_at + 100))
     assert world.run(20, lambda: remembered(world) == [uid])
     ((_, text),) = unfenced(world)
-    assert f"node {NODE} is Ready: its kubelet has stopped it by 2026-11-29T12:0" in text
+    assert f"node {NODE} is Ready: if its kubelet still reports, it has stopped it by 2026-11-29T12:0" in text
     assert world.run(KUBELET_S + GRACE_S + 30, lambda: remembered(world) == [])
     assert KUBELET_S + GRACE_S <= world.time - gone_at < KUBELET_S + GRACE_S + 15
 
@@ -198,9 +198,22 @@ def test_the_time_counts_from_when_the_node_came_back() -> None:
     world.run(KUBELET_S + GRACE_S + 60)
     assert remembered(world) == [uid], "a node that is not Ready fences nobody, however long it lasts"
     back = world.time
-    world.nodes[NODE] = NodeView(NODE, ready_since=NOW + timedelta(seconds=back))
+    then = NOW + timedelta(seconds=back)
+    world.nodes[NODE] = NodeView(NODE, ready_since=then, heard=then)
     assert world.run(KUBELET_S + GRACE_S + 30, lambda: remembered(world) == [])
     assert world.time - back >= KUBELET_S + GRACE_S
+
+
+def test_a_node_that_nobody_judges_is_not_believed_without_its_kubelets_word() -> None:
+    """The controller that calls nodes not Ready is down: Ready says nothing, the kubelet's last report does."""
+    world = make_world(replicas=2, version=1)
+    world.nodes[NODE] = NodeView(NODE, ready_since=NOW, heard=world.now)
+    world.run(1)
+    uid = vanish(world, 1)
+    world.run(KUBELET_S + GRACE_S + 60)
+    assert remembered(world) == [uid]
+    world.nodes[NODE] = NodeView(NODE, ready_since=NOW, heard=world.now)
+    assert world.run(15, lambda: remembered(world) == [])
 
 
 def test_a_node_that_is_gone_fences_nobody_but_a_persons_word_does() -> None:
@@ -218,7 +231,8 @@ def test_a_node_that_is_gone_fences_nobody_but_a_persons_word_does() -> None:
 
 def test_no_word_but_its_own_fences_an_engine_that_answers() -> None:
     world = make_world(replicas=2, version=1)
-    world.nodes[NODE] = NodeView(NODE, ready_since=NOW, out_of_service=True)
+    later = NOW + timedelta(hours=1)
+    world.nodes[NODE] = NodeView(NODE, ready_since=NOW, heard=later, out_of_service=True)
     uid = vanish(world, 1, partitioned=False)
     world.run(KUBELET_S + GRACE_S + 60)
     assert remembered(world) == [uid]

@@ -12,13 +12,15 @@ from rollfleet_operator.ports import NODES, Manifest, Resource
 from rollfleet_operator.runtime.nodes import FRESH_S, Nodes
 from tests.support.cluster import MemoryCluster
 
+HEARD = "2026-11-29T12:05:00Z"
 SINCE = "2026-11-29T12:00:00Z"
+LATER = datetime(2026, 11, 29, 12, 5, tzinfo=UTC)
 THEN = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
 TAINT = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
 
 
 def make_node(status: str = "True", taints: list[dict[str, Any]] | None = None) -> Manifest:
-    ready = {"type": "Ready", "status": status, "lastTransitionTime": SINCE}
+    ready = {"type": "Ready", "status": status, "lastTransitionTime": SINCE, "lastHeartbeatTime": HEARD}
     return {"metadata": {"name": "node-1"}, "spec": {"taints": taints or []}, "status": {"conditions": [ready]}}
 
 
@@ -40,7 +42,7 @@ class Counting(MemoryCluster):
 @pytest.mark.parametrize(
     ("node", "view"),
     [
-        (make_node(), NodeView("node-1", ready_since=THEN)),
+        (make_node(), NodeView("node-1", ready_since=THEN, heard=LATER)),
         (make_node("Unknown"), NodeView("node-1")),
         (make_node("False", [TAINT]), NodeView("node-1", out_of_service=True)),
         ({"metadata": {"name": "node-1"}}, NodeView("node-1")),
@@ -56,7 +58,7 @@ async def test_each_is_read_once_while_its_answer_is_fresh() -> None:
     cluster.put(NODES, "", make_node())
     nodes = Nodes(cluster, lambda: now)
     for _ in range(3):
-        assert await nodes.look(["node-1", "node-1"]) == {"node-1": NodeView("node-1", ready_since=THEN)}
+        assert await nodes.look(["node-1", "node-1"]) == {"node-1": NodeView("node-1", ready_since=THEN, heard=LATER)}
     assert cluster.reads == 1
     now = FRESH_S
     cluster.put(NODES, "", make_node(taints=[TAINT]))
