@@ -158,6 +158,11 @@ def test_what_failed_before_it_served_counts_no_more() -> None:
         world.run(1)
     assert world.pods[world.uid_of(1)].view.restarts == 12
     assert stopped(world) == {}
+    world.doom = lambda pod: AGAIN if pod.ordinal == 1 else None
+    world.crash(world.uid_of(1))
+    four_tries_s = 4 * 300  # after so many restarts the kubelet's back-off is at its longest
+    assert not world.run(four_tries_s - 60, lambda: bool(stopped(world))), "its budget is whole again"
+    assert world.run(120, lambda: set(stopped(world)) == {1})
 
 
 def test_a_budget_of_none() -> None:

@@ -14,7 +14,7 @@ from rollfleet_operator.core.observed import NodeView
 from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.policies import KUBELET_S
 from rollfleet_operator.core.vanished import to_follow
-from rollfleet_protocol.commands import Open
+from rollfleet_protocol.commands import Arm, Close, Open
 from rollfleet_protocol.state import Gate
 from tests.support.builders import (
     NOW,
@@ -152,6 +152,31 @@ def test_a_command_that_was_on_its_way_when_it_vanished_does_not_open_it_again()
     assert world.run(60, lambda: world.ended(2) and remembered(world) == [])
     assert process.command(late, world.time) is not None
     assert process.state.gate is Gate.CLOSED
+
+
+def test_it_is_closed_and_armed_and_asked_for_nothing_else() -> None:
+    world = make_world(replicas=3, version=1)
+    uid = vanish(world, 1, partitioned=False)
+    begun = len(world.decisions)
+    bump(world, 2)
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
+    calls = [action for decision in world.decisions[begun:] for action in decision.actions]
+    told = [type(a.command) for a in calls if isinstance(a, GuardCall) and a.pod_uid == uid]
+    assert set(told) == {Close, Arm}
+
+
+@pytest.mark.parametrize(("epoch", "armed", "is_let_go"), [(5, True, False), (6, True, True), (6, False, False)])
+def test_only_under_a_later_epoch_nothing_that_was_on_its_way_opens_it(
+    epoch: int, armed: bool, is_let_go: bool
+) -> None:
+    lost = Member(name="qwen-1-0-old", uid="gone", ordinal=1, ip="198.51.100.9", vanished_since=NOW, vanished_epoch=5)
+    status = RolloutEngineStatus(epoch=6, committed=make_committed(0), members=(lost,))
+    pod = make_pod(0)
+    closed = make_guard(make_state(0, open=False, armed=armed, epoch=epoch))
+    guards = {pod.uid: make_guard(make_state(0, epoch=6)), "gone": closed}
+    write = plan(make_observed(make_fleet(status=status, replicas=1), pods=(pod,), guards=guards), NOW).fleet_status
+    assert write is not None
+    assert ("gone" not in [each.uid for each in write.status.members]) is is_let_go
 
 
 def test_the_kubelet_stops_it_and_its_guard_says_so() -> None:
