@@ -85,7 +85,15 @@ integration: prepare ## the operator's parts against a real API server
 
 .PHONY: e2e
 e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
-	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m "not full"
+
+.PHONY: kills
+kills: prepare ## each victim killed in each phase of an update; a few of these pairs run with e2e
+	@$(CLUSTER) $(PYTEST) tests/e2e/test_kills.py -q -s --timeout 900
+
+.PHONY: test-full
+test-full: test ## `make test`, and what takes longer: the whole matrix of kills
+	@$(PYTHON) -m devtools.layers kills
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind
