@@ -91,9 +91,13 @@ e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
 kills: prepare ## each victim killed in each phase of an update; a few of these pairs run with e2e
 	@$(CLUSTER) $(PYTEST) tests/e2e/test_kills.py -q -s --timeout 900
 
+.PHONY: soak
+soak: prepare ## 500 updates of 16 simulated engines with random faults
+	@$(CLUSTER) $(PYTEST) tests/e2e/test_soak.py -q -s --timeout 5400
+
 .PHONY: test-full
-test-full: test ## `make test`, and what takes longer: the whole matrix of kills
-	@$(PYTHON) -m devtools.layers kills
+test-full: test ## `make test`, and what takes longer: the whole matrix of kills, the soak
+	@$(PYTHON) -m devtools.layers kills soak
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

@@ -21,7 +21,7 @@ OPERATOR = "app.kubernetes.io/name=rollfleet,app.kubernetes.io/component=operato
 Kill = Callable[[Fleet], Awaitable[None]]
 
 
-def _processes_of(pod_uid: str) -> list[int]:
+def processes_of(pod_uid: str) -> list[int]:
     """Processes of a pod on this machine, but its sandbox, by their cgroups."""
     found = []
     for folder in Path("/proc").iterdir():
@@ -52,19 +52,19 @@ async def _pods(namespace: str, selector: str) -> list[str]:
 
 async def operator(_: Fleet) -> None:
     """The kubelet restarts it."""
-    _kill([pid for uid in await _pods(SYSTEM_NAMESPACE, OPERATOR) for pid in _processes_of(uid)])
+    _kill([pid for uid in await _pods(SYSTEM_NAMESPACE, OPERATOR) for pid in processes_of(uid)])
 
 
 async def engine(fleet: Fleet) -> None:
     """The first engine; the kubelet restarts its container, with the weights of model.path."""
     first = (await fleet.pods())[0]["metadata"]["uid"]
-    _kill(_processes_of(first))
+    _kill(processes_of(first))
 
 
 async def router(fleet: Fleet) -> None:
     """The fleet's only router."""
     uids = await _pods(fleet.namespace, f"rollfleet.io/fleet={fleet.name},rollfleet.io/component=router")
-    _kill([pid for uid in uids for pid in _processes_of(uid)])
+    _kill([pid for uid in uids for pid in processes_of(uid)])
 
 
 async def _component(name: str) -> None:

@@ -1,0 +1,105 @@
+"""Hundreds of updates with random faults: nothing gets stuck, nothing stale is served, and memory does not grow."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from examples.demo import checks
+from examples.demo.environment import SYSTEM_NAMESPACE, Environment, folders
+from examples.demo.fleet import Fleet
+from examples.demo.kubectl import get, kubectl
+from examples.demo.load import Load, Plan
+from examples.demo.manifests import SERVED_NAME
+from tests.e2e.conftest import SIMULATED
+from tests.e2e.outputs import known_outputs
+from tests.support.victims import IN_THE_WAY, OPERATOR, VICTIMS, processes_of
+
+REPLICAS = 16
+UPDATES = 500
+WARM_UP = 100  # caches and connection pools have their size by then
+GROWTH = 1.05
+SEED = 20261129
+MISSING = "there-is-no-such-checkpoint"
+# What is done to each update, and how often of a hundred.
+FAULTS = {"nothing": 70, "superseded": 10, "missing checkpoint": 10, "engine": 7, "router": 2, "kubelet": 1}
+
+
+@dataclass
+class Tally:
+    """What the soak has seen so far."""
+
+    outcomes: Counter[str]
+    faults: Counter[str]
+    operator_bytes: list[int]
+
+
+def _resident(pids: list[int]) -> int:
+    """Bytes of resident memory of these processes together."""
+    total = 0
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+        total += int(line.split()[1]) * 1024
+    return total
+
+
+async def _operator_memory() -> int:
+    document = json.loads(await kubectl("get", "pods", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR, "-o", "json"))
+    return _resident([pid for pod in document["items"] for pid in processes_of(pod["metadata"]["uid"])])
+
+
+async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], str]) -> tuple[int, str]:
+    """One update, or two where the first is superseded: the newest version asked for, and how it ended."""
+    if fault == "missing checkpoint":
+        await fleet.bump(version, MISSING, deadlines={"prepareSeconds": 2})
+    else:
+        await fleet.bump(version, path_of(version))
+    if fault == "superseded":
+        version += 1
+        await fleet.bump(version, path_of(version))
+    if fault in VICTIMS:
+        await VICTIMS[fault](fleet)
+    document = await fleet.finished(version, timeout_s=180)
+    return version, str(document["status"]["phase"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(5400)
+async def test_soak(environment: Environment, fleet: Fleet) -> None:
+    known = known_outputs(environment, SIMULATED)
+    kind = environment.simulated()
+    paths = [folder.name for folder in folders(kind.models)]
+
+    def path_of(version: int) -> str:
+        return paths[version % len(paths)]
+
+    await fleet.create(kind, REPLICAS)
+    await fleet.serving(REPLICAS)
+    dice, tally = random.Random(SEED), Tally(Counter(), Counter(), [])
+    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=2, pace_s=0.1, sentinel_pause_s=0.1)
+    version, disturbed = 0, False
+    async with Load(plan) as load:
+        for number in range(UPDATES):
+            (fault,) = dice.choices(list(FAULTS), weights=list(FAULTS.values()))
+            version, outcome = await _one(fleet, version + 1, fault, path_of)
+            tally.outcomes[outcome] += 1
+            tally.faults[fault] += 1
+            disturbed = disturbed or fault in IN_THE_WAY
+            assert (outcome == "Failed") is (fault == "missing checkpoint"), f"update {number}, {fault}: {outcome}"
+            if number >= WARM_UP and number % 20 == 0:
+                tally.operator_bytes.append(await _operator_memory())
+                print(f"{number} updates: {dict(tally.outcomes)}, operator {tally.operator_bytes[-1] >> 20} MiB")
+        engine = await fleet.serving(REPLICAS, timeout_s=120)
+    print(f"{UPDATES} updates, {dict(tally.faults)}: {dict(tally.outcomes)}, {len(load.samples)} requests")
+    by_version = {each: known[each % len(paths)] for each in range(version + 1)}
+    assert checks.wrong_answers(load.samples, by_version) == []
+    weight_version = await get("weightversion", fleet.weight_version, fleet.namespace)
+    assert weight_version["status"]["phase"] in ("Active", "Failed")
+    assert engine["status"]["committed"]["version"] <= version
+    first, last = tally.operator_bytes[0], max(tally.operator_bytes[-3:])
+    assert last <= first * GROWTH, f"the operator's memory grew from {first} to {last} bytes"
