@@ -21,8 +21,9 @@ PHASES = ("Preparing", "Quiescing", "Transferring", "Verifying", "Opening")
 
 async def _kill_operator() -> None:
     """As a node's death does it: no grace, no goodbye."""
-    selector = ("-l", "app.kubernetes.io/name=rollfleet,app.kubernetes.io/component=operator")
-    await kubectl("delete", "pods", "-n", SYSTEM_NAMESPACE, *selector, "--force", "--grace-period=0", "--wait=false")
+    which = ("-n", SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/name=rollfleet", "-o", "name")
+    gone = await kubectl("delete", "pods", *which, "--force", "--grace-period=0", "--wait=false")
+    assert gone.startswith("pod"), "there was no operator to kill"
 
 
 async def _reached(fleet: Fleet, version: int, phase: str, timeout_s: float = 60.0) -> str:
