@@ -16,7 +16,7 @@ from examples.demo.kubectl import KubectlError, kubectl
 
 SANDBOX = "pause"  # holds a pod's network; a crash of the container leaves it
 API_TIMEOUT_S = 60.0
-OPERATOR = "app.kubernetes.io/name=rollfleet,app.kubernetes.io/component=operator"
+OPERATOR = "app.kubernetes.io/name=rollfleet"
 
 Kill = Callable[[Fleet], Awaitable[None]]
 
