@@ -263,7 +263,12 @@ def test_defaults_are_filled_in(namespace: str) -> None:
     spec = get("roe", "defaults", namespace)["spec"]
     assert spec["mode"] == "Disaggregated"
     assert spec["accelerator"] == {"resourceName": "huawei.com/Ascend910", "perPod": 8}
-    assert spec["router"] == {"mode": "Enabled", "replicas": 1, "policy": "cache_aware"}
+    assert spec["router"] == {
+        "mode": "Enabled",
+        "replicas": 1,
+        "policy": "cache_aware",
+        "whenClosed": {"type": "Reject"},
+    }
     assert spec["startup"] == {"timeoutSeconds": 1800, "restartBudget": 5}
     assert spec["drainTimeoutSeconds"] == 60
 

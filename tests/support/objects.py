@@ -110,6 +110,7 @@ def full_weight_version_status() -> WeightVersionStatus:
         epoch=9,
         attempt=2,
         prepare_attempt=1,
+        closed_epoch=8,
         last_attempt=FailedAttempt(attempt=1, reason="TransferFailed", message="boom"),
         retry_request="again",
         started_at=THEN,

@@ -360,6 +360,8 @@ class WeightVersionStatus(ApiModel):
     """Tries at reading and checking the checkpoint in this attempt."""
     last_attempt: FailedAttempt | None = None
     """Why the attempt before this one failed."""
+    closed_epoch: int = 0
+    """Epoch since which all engines are closed and armed by this update and its earlier attempts; 0 before that."""
     retry_request: str = ""
     """The spec.retryRequest that was followed or seen last."""
     started_at: datetime | None = None

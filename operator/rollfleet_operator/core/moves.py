@@ -199,7 +199,7 @@ def arm(update: Update, engine: Engine, state: EngineState) -> None:
 def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngine | None:
     """See that an engine that takes no part answers nobody before the commit; what is missing, if anything."""
     fence, state = engine.fence(update.epoch), engine.answering
-    if fence is Fence.HELD:
+    if fence is Fence.HELD or _was_armed_before(update, engine):
         return None
     if state is None and (engine.pod.vanished or engine.pod.deleting):
         return hold_up(engine, Reason.CANNOT_BE_FENCED, unfenced_text(engine, update.world.fleet))
@@ -214,6 +214,14 @@ def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngin
     close(update, engine, state, deadline)
     text = f"gate {state.gate.value}, {state.in_flight} requests in flight, epoch {state.epoch}"
     return hold_up(engine, Reason.QUIESCING, text)
+
+
+def _was_armed_before(update: Update, engine: Engine) -> bool:
+    """Silent since an earlier attempt armed it: since then nobody has sent anything that opens."""
+    since, state = update.status.closed_epoch, engine.state
+    if since == 0 or state is None or engine.answering is not None or not since <= state.epoch <= update.epoch:
+        return False
+    return state.armed and state.gate is Gate.CLOSED and state.in_flight == 0
 
 
 def quiet(engine: Engine, state: EngineState, epoch: int) -> bool:

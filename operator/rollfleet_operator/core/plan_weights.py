@@ -143,7 +143,9 @@ def _supersede(update: Update, *, accepted: bool) -> Update:
     epoch = next_epoch(update)
     begun = enter(begun, Phase.PREPARING, update.now)
     why = FailedAttempt(attempt=0, reason=Reason.SUPERSEDED, message=f"version {old.version} had touched weights")
-    begun = begun.model_copy(update={"epoch": epoch, "attempt": 1, "last_attempt": why})
+    begun = begun.model_copy(
+        update={"epoch": epoch, "attempt": 1, "last_attempt": why, "closed_epoch": old.closed_epoch}
+    )
     return with_record(replace(update, record=replace(record, epoch=epoch)), begun)
 
 
@@ -162,6 +164,7 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
             "attempt": 0,
             "prepare_attempt": 0,
             "last_attempt": None,
+            "closed_epoch": 0,
             "retry_request": update.weight_version.spec.retry_request,
             "started_at": update.now,
             "phase_started_at": update.now,
@@ -290,7 +293,14 @@ def _begin(update: Update, *, again: bool) -> UpdatePlan:
     epoch = next_epoch(update)
     attempt = update.status.attempt + 1 if again else 1
     status = enter(update.status, Phase.PREPARING, update.now)
-    begun = {"epoch": epoch, "attempt": attempt, "prepare_attempt": 0, "targets": (), "paused_at": None}
+    begun = {
+        "epoch": epoch,
+        "attempt": attempt,
+        "prepare_attempt": 0,
+        "targets": (),
+        "paused_at": None,
+        "closed_epoch": 0,
+    }
     status = status.model_copy(update=begun)
     update.work.note(f"version {update.version}: begins under epoch {epoch}")
     return UpdatePlan(replace(update.record, epoch=epoch), status, None)

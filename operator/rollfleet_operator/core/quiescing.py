@@ -61,7 +61,13 @@ def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
     if not loud and not unarmed and enough:
         frozen = update.enter(Phase.TRANSFERRING, status)
         return Move(
-            frozen.model_copy(update={"targets": _targets(candidates), "progress": progress(0, len(candidates), [])})
+            frozen.model_copy(
+                update={
+                    "targets": _targets(candidates),
+                    "progress": progress(0, len(candidates), []),
+                    "closed_epoch": 0 if update.rolls else update.status.closed_epoch or update.epoch,
+                }
+            )
         )
     if deadline.passed(update.now):
         if not enough and not (loud or unarmed):

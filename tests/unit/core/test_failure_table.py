@@ -124,6 +124,34 @@ def test_transfer_fails_after_some_succeeded_retry_reads_membership_again() -> N
     assert world.open_versions() == [2, 2]
 
 
+def test_transfer_fails_after_some_succeeded_retry_goes_on_without_an_engine_that_fell_silent() -> None:
+    """It was armed: nothing opens it, so the second attempt need not wait for it while the fleet is closed."""
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda _: 0.5
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.run(0.3)
+    world.cut_off(world.uid_of(1), 200)
+    assert world.run(DEADLINES.transfer_seconds + SLACK_S, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    assert world.open_versions() == [2, 2]
+    assert world.run(300, lambda: world.all_serve(2))
+
+
+def test_an_operator_that_never_heard_of_the_silent_engine_waits_for_it() -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda _: 0.5
+    bump(world, 2)
+    assert world.run(5, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.run(0.3)
+    world.cut_off(world.uid_of(1), 400)
+    world.restart_operator()
+    assert world.run(DEADLINES.transfer_seconds + DEADLINES.prepare_seconds + SLACK_S, lambda: world.ended(2))
+    assert failed(world, 2, "EngineUnreachable").endswith("version 1 is restored from 'step-1'")
+
+
 def test_transfer_fails_after_some_succeeded_retry_ends_after_its_last_attempt() -> None:
     world = make_world(version=1)
     fail_always(world, 1)

@@ -188,6 +188,7 @@ def recover(world: World, version: int) -> None:
     last = world.fleet.status.last_finished
     if last is not None and last.aftermath is Aftermath.HELD:
         world.weight_versions.clear()
+    world.run(40, lambda: bool(odd_ones(world)))
     for uid in odd_ones(world):
         world.delete_pod(uid)  # as its status says
     committed = world.fleet.status.committed
