@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from rollfleet_operator.clients.kubernetes import load_configuration
-from rollfleet_operator.ports import ROLES, SERVICES
+from rollfleet_operator.ports import CHILDREN, ROLES, SERVICES
 from tests.integration.conftest import RESYNC_S
 from tests.support.api_proxy import ApiProxy, Way
 from tests.support.fleet import World
@@ -19,6 +19,7 @@ from tests.support.waiting import until
 AWAY_S = 65.0
 DEADLINES = {"prepareSeconds": 30, "quiesceSeconds": 30, "transferSeconds": 30, "verifySeconds": 30}  # all shorter
 RARE_RESYNC_S = 600
+WATCHES = 3 + len(CHILDREN)
 DEAF_BOUND_S = 75.0  # a glance, the grace, and a list
 
 
@@ -31,6 +32,10 @@ async def proxy(world: World, tmp_path: Path) -> AsyncIterator[ApiProxy]:
         world.kind = replace(world.kind, slow=True)
         yield made
         await world.operator.kill()
+
+
+async def open_watches(proxy: ApiProxy, count: int) -> bool:
+    return proxy.watches == count
 
 
 def resync_rarely(world: World) -> None:
@@ -77,11 +82,13 @@ async def test_watches_that_are_cut_are_taken_up_again(world: World, proxy: ApiP
     await world.operator.start()
     await world.create_fleet(1)
     await world.serving(1)
+    await until(lambda: open_watches(proxy, WATCHES), 10)
     proxy.set(Way.REFUSED)
+    await until(lambda: open_watches(proxy, 0), 10)
     proxy.set(Way.OPEN)
-    await asyncio.sleep(0)
+    await until(lambda: open_watches(proxy, WATCHES), 20, world.operator.log)
     await world.bump(1)
-    await world.active(1, within_s=30)
+    await world.active(1, within_s=15)
     await world.serving(1)
 
 
@@ -93,12 +100,14 @@ async def test_watches_that_go_deaf_are_found_out_and_started_anew(world: World,
     proxy.set(Way.DEAF)
     await world.bump(1)
     await world.active(1, within_s=DEAF_BOUND_S)
-    assert world.operator.entries(
-        "the watches are started anew: the watch on weightversions has not told of 1 changes for more than 20 s"
-    )
+
+    async def are_found_out() -> bool:
+        return "the watches are started anew: the watch on" in world.operator.log()
+
+    await until(are_found_out, DEAF_BOUND_S, world.operator.log)
     proxy.set(Way.OPEN)
     await world.bump(2)
-    await world.active(2, within_s=DEAF_BOUND_S)
+    await world.active(2, within_s=15)
     assert await world.operator.status("/healthz") == 200
     assert world.operator.starts == 1
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -37,6 +36,7 @@ class ApiProxy:
         self._changed = asyncio.Event()
         self._session: aiohttp.ClientSession | None = None
         self.port = 0
+        self.watches = 0  # open now
 
     def set(self, way: Way) -> None:
         """From now on."""
@@ -79,12 +79,17 @@ class ApiProxy:
         assert self._session is not None
         await self._admit(request)
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
-        url, body = self._server + request.path_qs, await request.read()
+        # No body must stay no body: an empty one gets a media type, which the API server refuses.
+        url, body = self._server + request.path_qs, await request.read() or None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         async with self._session.request(request.method, url, data=body, headers=headers, timeout=timeout) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
             if request.query.get("watch") == "true":
-                return await self._watch(request, answer, kept)
+                self.watches += 1
+                try:
+                    return await self._watch(request, answer, kept)
+                finally:
+                    self.watches -= 1
             content = await answer.read()
             await self._admit(request)  # a network that died meanwhile
             return web.Response(status=answer.status, headers=kept, body=content)
@@ -95,24 +100,30 @@ class ApiProxy:
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
         rest = b""
-        chunks = answer.content.iter_any()
         while True:
-            reading: asyncio.Future[Any] = asyncio.ensure_future(anext(chunks, None))  # type: ignore[arg-type]
-            while not reading.done():
-                changed = asyncio.ensure_future(self._changed.wait())
-                await asyncio.wait((reading, changed), return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
-                if not reading.done() and self._way is Way.REFUSED:
-                    reading.cancel()
-                    self._abort(request)
-            chunk = reading.result()
-            if chunk is None:
+            chunk = await self._next(request, answer)
+            if not chunk:
                 return response
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 await self._admit(request)
                 if self._way is not Way.DEAF or b'"type":"BOOKMARK"' in line:
                     await response.write(line + b"\n")
+
+    async def _next(self, request: web.Request, answer: aiohttp.ClientResponse) -> bytes:
+        """What comes next; empty at the end."""
+        reading = asyncio.ensure_future(answer.content.readany())
+        try:
+            while not reading.done():
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait((reading, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if self._way is Way.REFUSED:
+                    self._abort(request)
+            return reading.result()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     async def _admit(self, request: web.Request) -> None:
         """Wait for better times, or end the connection."""
