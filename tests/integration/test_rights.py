@@ -39,11 +39,12 @@ async def rights(world: World) -> AsyncIterator[list[dict[str, Any]]]:
 
 
 def chart_rights(namespace: str) -> list[dict[str, Any]]:
-    """ServiceAccount, roles and bindings as the chart renders them for one namespace, under names of this test alone."""
+    """ServiceAccount, roles and bindings as the chart renders them for one namespace, under names of their own."""
     rendered = run(
         "helm", "template", "rollfleet", str(ROOT / "charts/rollfleet"), "--namespace", namespace,
         "--set", f"watchNamespaces={{{namespace}}}", "--set", "image.repository=unused",
-        "--set", "rbac.aggregateToUserRoles=false", "--set", f"fullnameOverride={namespace}", quiet=True,
+        "--set", "rbac.aggregateToUserRoles=false", "--set", f"fullnameOverride={namespace}",
+        quiet=True,
     )  # fmt: skip
     documents = [document for document in yaml.safe_load_all(rendered) if document]
     return [document for document in documents if document["kind"] in KINDS_OF_RIGHTS]
