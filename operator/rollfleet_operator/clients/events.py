@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +24,7 @@ REMEMBERED = 4096
 REMEMBERED_S = 3600.0  # what the API server keeps Events for by default
 MAX_NOTE = 1024  # characters that events.k8s.io/v1 takes
 MAX_WAITING = 1024
+MAX_WAITING_OF_ONE = 64  # object: one that has much to say leaves room for the others
 WRITERS = 4
 CONTROLLER = "rollfleet.io/operator"
 
@@ -44,20 +45,25 @@ class Recorder:
         self._clock = clock
         self._said: OrderedDict[str, float] = OrderedDict()
         self._waiting: asyncio.Queue[_Said] = asyncio.Queue(MAX_WAITING)
+        self._waiting_of: Counter[str] = Counter()  # by uid
 
     def record(self, namespace: str, uids: dict[tuple[str, str], str], events: Sequence[Event]) -> None:
         """Record those that were not said before; `uids` by (kind, name) of the objects of this pass."""
         for event in events:
             said = _Said(namespace, uids.get((event.kind, event.name), ""), event)
-            if self._waiting.full():
+            if self._waiting.full() or self._waiting_of[said.uid] >= MAX_WAITING_OF_ONE:
                 logger.warning("too many events wait; %s on %s %s is dropped", event.reason, event.kind, event.name)
             elif self._is_fresh(_digest(said)):
                 self._waiting.put_nowait(said)
+                self._waiting_of[said.uid] += 1
 
     async def run(self) -> None:
         """Write what was recorded, until cancelled. Several may run at once."""
         while True:
             said = await self._waiting.get()
+            self._waiting_of[said.uid] -= 1
+            if not self._waiting_of[said.uid]:
+                del self._waiting_of[said.uid]
             try:
                 await self._write(said)
             finally:

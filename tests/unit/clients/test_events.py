@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollfleet_operator.clients.errors import Unreachable
-from rollfleet_operator.clients.events import MAX_WAITING, REMEMBERED, Recorder
+from rollfleet_operator.clients.events import MAX_WAITING, MAX_WAITING_OF_ONE, REMEMBERED, Recorder
 from rollfleet_operator.core.actions import Event
 from rollfleet_operator.ports import Manifest, Resource
 from tests.support.cluster import MemoryCluster
@@ -85,13 +85,29 @@ async def test_a_failure_is_logged_and_tried_again_with_the_next_pass(caplog: py
 async def test_the_memory_is_bounded() -> None:
     cluster = MemoryCluster()
     one = recorder(cluster)
-    for start in range(0, REMEMBERED + 512, 512):
-        await record(one, [make_event(str(n)) for n in range(start, start + 512)])
+    for start in range(0, REMEMBERED + 512, MAX_WAITING_OF_ONE):
+        await record(one, [make_event(str(n)) for n in range(start, start + MAX_WAITING_OF_ONE)])
     assert len(one._said) == REMEMBERED
     assert len(cluster.objects) == REMEMBERED + 512
 
 
 async def test_a_flood_is_dropped_and_said(caplog: pytest.LogCaptureFixture) -> None:
     one = recorder(MemoryCluster())
-    one.record("rl", UIDS, [make_event(str(n)) for n in range(MAX_WAITING + 5)])
+    objects = MAX_WAITING // MAX_WAITING_OF_ONE
+    for number in range(objects):
+        uids = {("RolloutEngine", "qwen"): f"f-{number}"}
+        one.record("rl", uids, [make_event(str(n)) for n in range(MAX_WAITING_OF_ONE)])
+    assert "is dropped" not in caplog.text
+    one.record("rl", {("RolloutEngine", "qwen"): "one more"}, [make_event(str(n)) for n in range(5)])
     assert caplog.text.count("is dropped") == 5
+
+
+async def test_an_object_with_much_to_say_leaves_room_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = MemoryCluster()
+    one = recorder(cluster)
+    one.record("rl", {("RolloutEngine", "qwen"): "loud"}, [make_event(str(n)) for n in range(MAX_WAITING * 2)])
+    assert caplog.text.count("is dropped") == MAX_WAITING * 2 - MAX_WAITING_OF_ONE
+    await record(one, [make_event()])
+    assert len(cluster.objects) == MAX_WAITING_OF_ONE + 1
+    await record(one, [make_event("said before")], {("RolloutEngine", "qwen"): "loud"})
+    assert len(cluster.objects) == MAX_WAITING_OF_ONE + 2, "and may go on when it has been heard"
