@@ -19,7 +19,8 @@ RANKS = 2
 async def serve(world: World, **spec: Any) -> None:
     """Two engines that take their time over a token."""
     await world.operator.start()
-    environment = [{"name": "ROLLFLEET_SIMULATOR_TOKEN_MS", "value": MS_PER_TOKEN}]
+    variables = {"ROLLFLEET_ENGINE": "simulator", "ROLLFLEET_SIMULATOR_TOKEN_MS": MS_PER_TOKEN}
+    environment = [{"name": name, "value": value} for name, value in variables.items()]
     await world.create_fleet(2, env=environment, **spec)
     await world.serving(2)
 
