@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 import time
@@ -13,10 +14,11 @@ import pytest
 
 from rollfleet_protocol.refusals import SPANS_HEADER
 from rollfleet_protocol.state import Gate
-from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, wait_in_flight
+from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, operation_of, wait_in_flight
 from tests.contract.conftest import run_engine
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site, until
+from tests.support import damage
 
 RANKS = 2
 HOLD_S = 4
@@ -131,6 +133,27 @@ def test_every_rank_keeps_its_requests(operator: Operator, client: Client, model
         (change,) = second["fromToken"]
         assert answer.text[:change] == old[:change]
         assert answer.text[change : change + 16] == client.complete(models.short_prompt + old[:change], 16).text
+
+
+def test_c07_a_transfer_that_fails_on_every_rank_does_not_block_the_next(
+    operator: Operator, client: Client, models: Models
+):
+    operator.update(1, "step-1")
+    name = "changing-under-two-ranks"
+    shutil.copytree(models.folder(2), models.root / name)
+    epoch = operator.next_epoch()
+    state = operator.prepare(epoch, 2, name)
+    assert state.staged is not None
+    damage.flipped_bit(models.root / name)
+    operator.close(epoch, 2)
+    operator.do("arm", epoch)
+    state = operator.finish("transfer", epoch, version=2, digest=state.staged.digest, deadlineSeconds=60)
+    assert operation_of(state).failure is not None
+    assert state.weights.state.value == "Uncertain"
+    operator.update(1, "step-1")
+    for rank in range(RANKS):
+        answer = client.complete(models.short_prompt, 16, headers=on(rank))
+        assert (answer.version, answer.text) == (1, models.answer(1, models.short_prompt)[:16])
 
 
 def test_c30_ranks_in_requests(operator: Operator, client: Client, models: Models, wide: EngineProcess):

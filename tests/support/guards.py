@@ -92,6 +92,7 @@ class MemoryEngine:
         self.weights = "model"
         self.failures: dict[str, EngineError | Exception] = {}
         self.hangs: set[str] = set()
+        self.slow_s = 0.0  # that every call takes
         self.calls: Counter[str] = Counter()
         self.order: list[str] = []
         self.running: set[asyncio.Event] = set()  # set: ended by abort
@@ -110,6 +111,8 @@ class MemoryEngine:
     async def _call(self, name: str) -> None:
         self.calls[name] += 1
         self.order.append(name)
+        if self.slow_s:
+            await asyncio.sleep(self.slow_s)
         if name in self.hangs:
             await asyncio.Event().wait()
         if name in self.failures:

@@ -176,14 +176,14 @@ class Operations:
         if command.mode is PauseMode.WAIT and not self._turnstile.kept:
             # The scheduler runs on meanwhile: a request that is on its way to it would otherwise never end.
             await self._turnstile.wait_empty(min(command.drain_timeout_seconds, _for_draining(deadline)))
-        keep = command.mode is PauseMode.KEEP
-        mode = PauseMode.KEEP if keep else PauseMode.ABORT
+        mode = PauseMode.KEEP if command.mode is PauseMode.KEEP else PauseMode.ABORT
 
         async def pause() -> None:
             await self._adapter.pause(mode, deadline.left())
             self._report(Paused())
 
         await _to_its_end(pause(), deadline)
+        keep = mode is PauseMode.KEEP and not self._state().draining
         if keep:
             self._keep(command.keep_seconds)
         else:

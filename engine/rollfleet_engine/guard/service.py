@@ -38,6 +38,7 @@ MOST_FOLLOWERS = 16
 # While the operator's silence would reopen the gate, a poll is held for at most this part of it: the next is a word.
 POLL_SHARE_OF_SILENCE = 1 / 3
 ABORT_BUDGET_S = 5.0  # after the drain timeout
+ABORT_KEPT_BUDGET_S = 2.0  # before it
 
 
 # Of requests that are kept: the weights that they began under, or were to go on under, are gone.
@@ -175,25 +176,21 @@ class GuardService:
         """Admit nothing more, wait for what runs, then end it. Returns how many did not end by themselves."""
         self._apply(DrainBegan())
         if self._turnstile.kept:
-            await self._abort_kept()
+            self._turnstile.let_go()
+            await self._abort_all(ABORT_KEPT_BUDGET_S)  # frozen, they would never end by themselves
         if await self._turnstile.wait_empty(timeout_s):
             return 0
         left = self._turnstile.in_flight
-        await self._abort_all()
+        await self._abort_all(ABORT_BUDGET_S)
         self._turnstile.cut_all()
         await self._turnstile.wait_empty(1.0)
         return left
 
-    async def _abort_kept(self) -> None:
-        """Frozen requests would never end by themselves."""
-        self._turnstile.let_go()
-        await self._abort_all()
-
-    async def _abort_all(self) -> None:
+    async def _abort_all(self, budget_s: float) -> None:
         try:
-            async with asyncio.timeout(ABORT_BUDGET_S):
-                await self._adapter.abort_all(ABORT_BUDGET_S)
-                await self._turnstile.wait_empty(ABORT_BUDGET_S / 2)
+            async with asyncio.timeout(budget_s):
+                await self._adapter.abort_all(budget_s)
+                await self._turnstile.wait_empty(budget_s / 2)
         except (EngineError, TimeoutError) as error:
             self._log.write("drain.abort_failed", error=str(error) or type(error).__name__)
 

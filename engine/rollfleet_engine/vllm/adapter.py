@@ -82,11 +82,18 @@ class VllmAdapter:
         async with _calling("pause", FailureReason.PAUSE_FAILED, deadline_s):
             try:
                 await self._on_every_rank("pause_scheduler", mode.value, False)
-            except Exception:
-                if self._ranks() > 1:
-                    await self._on_every_rank("resume_scheduler")
+            except RuntimeError as error:
+                await self._take_pause_back(error)
                 raise
             await self._catch_up_with_outputs()
+
+    async def _take_pause_back(self, failed: RuntimeError) -> None:
+        if self._ranks() > 1:
+            try:
+                await self._on_every_rank("resume_scheduler")
+            except RuntimeError as error:
+                what = f"{failed}; and some ranks stay paused: {error}"
+                raise RuntimeError(what) from failed
 
     async def _catch_up_with_outputs(self) -> None:
         """What the core computed comes before the pause's answer, and is then taken up by a task of vLLM's own."""

@@ -339,6 +339,19 @@ async def test_draining_ends_what_is_kept(guarded: Guarded) -> None:
     assert (asking.status, asking.body) == (200, b"step-1")
 
 
+async def test_a_close_that_keeps_keeps_nobody_of_an_engine_that_is_shut_down(guarded: Guarded) -> None:
+    await serve(guarded)
+    asking = await ask(guarded)
+    guarded.engine.running.add(guarded.engine.frozen[PATH])
+    guarded.engine.slow_s = 3
+    closing = asyncio.create_task(guarded.close(3, 2, mode=PauseMode.KEEP))
+    await eventually(lambda: guarded.engine.calls["pause"] == 2)
+    assert await guarded.service.drain(20) == 0
+    await closing
+    await asking.task
+    assert (asking.status, asking.body, guarded.state.kept) == (200, b"step-1", 0)
+
+
 async def test_a_dead_engine_refuses_what_it_kept(guarded: Guarded) -> None:
     await serve(guarded)
     asking = await ask(guarded)
