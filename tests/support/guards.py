@@ -262,8 +262,8 @@ OPERATOR_TOKEN = f"{OPERATOR.subject}/{OPERATOR.uid}"
 class Guarded:
     """A guard with an engine in memory, and short ways to drive it."""
 
-    def __init__(self, hold: Hold | None = None) -> None:
-        self.engine = MemoryEngine()
+    def __init__(self, hold: Hold | None = None, engine: "MemoryEngine | None" = None) -> None:
+        self.engine = engine or MemoryEngine()
         self.app = MemoryApp(self.engine)
         self.stager = MemoryStager()
         self.turnstile = Turnstile()
