@@ -1,0 +1,251 @@
+"""Nodes, kubelets and containers of the model: what really runs, apart from what the API server says of it."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollfleet_operator.core.observed import ContainerState, PodView
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from tests.model.api_server import ApiServer
+from tests.model.clock import Clock
+from tests.model.engines import Damage, ModelEngine, Shelf
+
+NODES = 3
+NOTICED_S = 40.0  # until the control plane calls a silent node NotReady
+EVICTED_S = 60.0  # until its pods are marked for deletion
+HOOK_S = 1.0
+PROBE_S = 2.0
+
+
+@dataclass
+class Node:
+    """A machine."""
+
+    name: str
+    lost_until: float = -1.0  # its kubelet reaches no API server; containers run on
+    cut_until: float = -1.0  # nor does the operator reach its engines; clients still do
+
+
+@dataclass
+class Host:
+    """A pod's container on its node."""
+
+    uid: str
+    node: Node
+    damage: Damage
+    obeys: str  # uid of the operator's ServiceAccount when the pod was made
+    ip: str
+    process: ModelEngine | None = None
+    incarnations: int = 0
+    status: dict[str, object] = field(default_factory=dict)  # as the kubelet would report it
+    leaving: bool = False
+    gone: bool = False
+    ended: bool = False  # evicted: nothing is started here any more
+    due: float = -1.0  # when its engine is looked at next
+
+
+class Nodes:
+    """All of it."""
+
+    def __init__(self, clock: Clock, rng: random.Random, api: ApiServer, shelf: Shelf) -> None:
+        self.clock = clock
+        self.rng = rng
+        self.api = api
+        self.shelf = shelf
+        self.nodes = [Node(f"node-{number}") for number in range(NODES)]
+        self.hosts: dict[str, Host] = {}  # everything that may run, whether the API server knows of it or not
+        self.load_s = 1.0
+        self.make_damage: Callable[[], Damage] = Damage
+        self.on_start: Callable[[Host], None] = lambda _: None
+        self.on_change: Callable[[Host], None] = lambda _: None
+        self._serial = 0
+        api.pod_watches.append(self._pod_changed)
+
+    @property
+    def running(self) -> list[Host]:
+        """Hosts whose engine's process lives."""
+        return [host for host in self.hosts.values() if host.process is not None]
+
+    # the scheduler and the kubelet ---------------------------------------------------------------------------------
+
+    def create(self, manifest: dict[str, Any]) -> None:
+        """As the API server does it; a name that is taken is none of its business twice."""
+        meta = manifest["metadata"]
+        if any(view.name == meta["name"] for view in self.api.pods.values()):
+            return
+        self._serial += 1
+        uid = f"uid-{self._serial}"
+        view = PodView(
+            name=meta["name"],
+            uid=uid,
+            ordinal=int(meta["labels"]["rollfleet.io/engine"]),
+            created=self.clock.now(),
+            template_hash=meta["annotations"]["rollfleet.io/template-hash"],
+            serving_label=False,
+            phase="Pending",
+            started=False,
+        )
+        node = self.rng.choice(self.nodes)
+        ip = f"198.51.{self._serial // 250}.{self._serial % 250 + 1}"
+        self.hosts[uid] = Host(uid, node, self.make_damage(), _operator_of(manifest), ip)
+        self.api.put_pod(view)
+        self.clock.later(self.rng.uniform(0.05, 1.0), lambda: self._start(uid))
+
+    def _start(self, uid: str) -> None:
+        host = self.hosts.get(uid)
+        if host is None or host.leaving or host.gone:
+            return
+        if self._silent(host.node):
+            self.clock.later(1.0, lambda: self._start(uid))
+            return
+        self._report(
+            host, phase="Running", container=ContainerState.RUNNING, ip=host.ip, node=host.node.name, started=False
+        )
+        self.clock.later(self.load_s, lambda: self._come_up(uid))
+
+    def _come_up(self, uid: str) -> None:
+        host = self.hosts.get(uid)
+        if host is None or host.process is not None or host.gone or host.ended:
+            return
+        host.incarnations += 1
+        host.process = ModelEngine(f"{uid}/{host.incarnations}", self.shelf, host.damage, self.rng)
+        self.on_start(host)
+        if host.leaving:
+            host.process.drain(self.clock.time)
+        incarnation = host.incarnations
+        self.clock.later(self.rng.uniform(0.0, PROBE_S), lambda: self._passed_startup(uid, incarnation))
+        self.on_change(host)
+
+    def _passed_startup(self, uid: str, incarnation: int) -> None:
+        host = self.hosts.get(uid)
+        if host is not None and host.process is not None and host.incarnations == incarnation:
+            self._report(host, started=True, ready=True)
+
+    def _silent(self, node: Node) -> bool:
+        return self.clock.time < node.lost_until or self.api.down
+
+    def _report(self, host: Host, **status: object) -> None:
+        """Tell the API server, now or when it can be reached."""
+        host.status |= status
+        self._flush(host)
+
+    def _flush(self, host: Host) -> None:
+        if host.gone and host.uid not in self.api.pods:
+            return
+        if self._silent(host.node):
+            self.clock.later(1.0, lambda: self._flush(host))
+            return
+        self.api.change_pod(host.uid, **host.status)
+        if host.gone:
+            self.api.remove_pod(host.uid)
+
+    # ends -----------------------------------------------------------------------------------------------------------
+
+    def crash(self, host: Host) -> None:
+        """The process dies; the kubelet starts the container again."""
+        if host.process is None:
+            return
+        host.process = None
+        self.on_change(host)
+        restarts = int(str(host.status.get("restarts", 0))) + 1
+        self.clock.later(0.05, lambda: self._report(host, started=False, ready=False, restarts=restarts, exit_code=1))
+        self.clock.later(0.1 + self.load_s, lambda: self._come_up(host.uid))
+
+    def core_dies(self, host: Host) -> None:
+        """The engine core is gone; liveness fails after a while, and the container is restarted."""
+        if host.process is None:
+            return
+        process = host.process
+        process.die(self.clock.time)
+        self.on_change(host)
+
+        def restart() -> None:
+            if host.process is process:
+                self.crash(host)
+
+        self.clock.later(self.rng.uniform(1.0, 20.0), restart)
+
+    def evict(self, host: Host) -> None:
+        """The kubelet ends the pod: disk or memory pressure. The object stays, Failed."""
+        if host.gone or host.leaving:
+            return
+        host.process, host.leaving, host.ended = None, True, True
+        view = self.api.pods.get(host.uid)
+        self.on_change(host)
+        self._report(
+            host, phase="Failed", container=ContainerState.TERMINATED, started=False, ready=False, message="evicted"
+        )
+        if view is None or view.deleting:
+            self.delete(host.uid)
+
+    def delete(self, uid: str) -> None:
+        """Graceful: the kubelet drains it, ends it, and takes the object away."""
+        self.api.change_pod(uid, deleting=True)
+        host = self.hosts.get(uid)
+        if host is not None and host.ended:  # nothing to drain
+            host.gone = True
+            self.hosts.pop(uid)
+            self._flush(host)
+
+    def _pod_changed(self, uid: str, view: PodView | None) -> None:
+        host = self.hosts.get(uid)
+        if host is None or host.leaving or (view is not None and not view.deleting):
+            return
+        self.clock.later(self.rng.uniform(0.02, 0.5), lambda: self._see_off(host))
+
+    def _see_off(self, host: Host) -> None:
+        """The kubelet comes to the hook of a pod that is being deleted, or whose object is gone."""
+        if host.leaving:
+            return
+        if self._silent(host.node):
+            self.clock.later(1.0, lambda: self._see_off(host))
+            return
+        host.leaving = True
+        if host.process is not None:
+            host.process.drain(self.clock.time)
+            self.on_change(host)
+        self.clock.later(HOOK_S, lambda: self._end(host))
+
+    def _end(self, host: Host) -> None:
+        host.process, host.gone = None, True
+        self.on_change(host)
+        self.hosts.pop(host.uid, None)
+        self._report(host, container=ContainerState.TERMINATED, started=False, ready=False)
+
+    # nodes ----------------------------------------------------------------------------------------------------------
+
+    def lose(self, node: Node, seconds: float, *, cut: bool) -> None:
+        """The control plane hears nothing of a node for a while; its containers run on."""
+        node.lost_until = self.clock.time + seconds
+        if cut:
+            node.cut_until = node.lost_until
+        self.clock.later(NOTICED_S, lambda: self._notice(node))
+        self.clock.later(EVICTED_S, lambda: self._evict_all(node))
+
+    def _on(self, node: Node) -> list[str]:
+        return [uid for uid in list(self.api.pods) if uid in self.hosts and self.hosts[uid].node is node]
+
+    def _notice(self, node: Node) -> None:
+        if self.clock.time < node.lost_until:
+            for uid in self._on(node):
+                self.api.change_pod(uid, ready=False)
+                self.hosts[uid].status |= {"ready": True}
+            self.clock.later(node.lost_until - self.clock.time + 0.1, lambda: self._back(node))
+
+    def _back(self, node: Node) -> None:
+        for uid in self._on(node):
+            if self.hosts[uid].status.get("started"):
+                self._flush(self.hosts[uid])
+
+    def _evict_all(self, node: Node) -> None:
+        if self.clock.time < node.lost_until:
+            for uid in self._on(node):
+                self.delete(uid)
+
+
+def _operator_of(manifest: dict[str, Any]) -> str:
+    """As the guard in this pod will read it."""
+    env = manifest["spec"]["containers"][0]["env"]
+    config = next(variable["value"] for variable in env if variable["name"] == ENGINE_CONFIG_ENV)
+    return EngineConfig.model_validate_json(config).operator.uid

@@ -1,0 +1,107 @@
+"""A schedule: everything that a search varies, as plain data made from a seed."""
+
+import random
+from dataclasses import dataclass
+
+from rollfleet_protocol.state import OperationName
+from tests.model.api_server import ApiFaults
+from tests.model.network import NetFaults
+from tests.model.operators import Pace
+
+HORIZON_S = 120.0
+MAX_HAPPENINGS = 14
+STEPS = (OperationName.PREPARE, OperationName.CLOSE, OperationName.TRANSFER, OperationName.VERIFY, OperationName.REOPEN)
+
+# What happens, and how often compared with the rest. The words are methods of `Chaos`.
+KINDS = {
+    "bump": 10,
+    "bump_to_broken": 3,
+    "kill_operator": 5,
+    "kill_all_operators": 2,
+    "replace_operator": 1,
+    "deafen_operator": 3,
+    "crash": 5,
+    "core_dies": 2,
+    "delete_pod": 3,
+    "evict": 2,
+    "fail_step": 4,
+    "wrong_digest": 2,
+    "damage_silently": 2,
+    "hang": 3,
+    "cut": 5,
+    "cut_answers": 4,
+    "cut_from_all": 4,
+    "lose_node": 2,
+    "cut_node": 3,
+    "api_down": 3,
+    "lose_status": 1,
+    "delete_version": 1,
+    "create_version_again": 2,
+    "scale": 2,
+    "change_template": 1,
+    "break_checkpoint": 2,
+    "change_checkpoint": 2,
+    "long_request": 4,
+}
+SECONDS = (0.5, 2.0, 8.0, 20.0, 45.0, 90.0)
+GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0, 3.0, 10.0, 25.0)
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something at a time. `who` and `seconds` mean what they can for its kind."""
+
+    at: float
+    kind: str
+    who: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One life of a fleet."""
+
+    seed: int
+    replicas: int
+    operators: int
+    load_s: float
+    step_s: tuple[float, ...]  # how long each of STEPS takes
+    net: NetFaults
+    api: ApiFaults
+    pace: Pace
+    happenings: tuple[Happening, ...]
+
+
+def schedule_of(seed: int) -> Schedule:
+    """The schedule of a seed: always the same."""
+    rng = random.Random(seed)
+    harsh = rng.choice((0.0, 0.3, 1.0))  # how bad the weather is between the blows
+
+    def chance(most: float) -> float:
+        return harsh * rng.choice((0.0, most / 4, most))
+
+    return Schedule(
+        seed=seed,
+        replicas=rng.choice((1, 2, 2, 3, 3, 4)),
+        operators=rng.choice((1, 1, 2)),
+        load_s=rng.choice((0.2, 1.0, 8.0)),
+        step_s=tuple(rng.choice((0.01, 0.1, 1.0, 6.0)) for _ in STEPS),
+        net=NetFaults(lose_request=chance(0.1), lose_answer=chance(0.2), delay=chance(0.2)),
+        api=ApiFaults(conflict=chance(0.1), lose_request=chance(0.1), lose_answer=chance(0.1)),
+        pace=Pace(stall=chance(0.02), watch_lag_s=rng.choice((0.05, 0.05, 2.0))),
+        happenings=_happenings(rng),
+    )
+
+
+def _happenings(rng: random.Random) -> tuple[Happening, ...]:
+    """Close together, so that one falls into what the other began."""
+    found: list[Happening] = []
+    at = 0.0
+    kinds, weights = tuple(KINDS), tuple(KINDS.values())
+    for number in range(rng.randint(2, MAX_HAPPENINGS)):
+        kind = "bump" if number == 0 else rng.choices(kinds, weights)[0]
+        found.append(Happening(at, kind, rng.randrange(12), rng.choice(SECONDS)))
+        at += rng.choice(GAPS) * rng.uniform(0.5, 1.5)
+        if at > HORIZON_S:
+            break
+    return tuple(found)

@@ -1,0 +1,320 @@
+"""One schedule lived through: a fleet comes up, things happen, all is healed, and the fleet must be well again."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from rollfleet_operator.api.weightversion import Phase
+from rollfleet_operator.core.accept import judge_weight_version
+from rollfleet_operator.core.policies import OPENING_S, REOPENING_S
+from rollfleet_protocol.state import OperationName, WeightsState
+from tests.model.api_server import ApiFaults, ApiServer
+from tests.model.chaos import DEADLINES, Chaos
+from tests.model.clock import Clock
+from tests.model.engines import Damage, Shelf
+from tests.model.network import Network
+from tests.model.nodes import Host, Nodes
+from tests.model.operators import Operator, Pace
+from tests.model.promises import Auditor, BrokenPromise
+from tests.model.schedule import STEPS, Schedule
+from tests.support.builders import make_fleet
+
+ENDED = (Phase.ACTIVE, Phase.FAILED)
+ALL_DEADLINES_S = float(
+    2 * DEADLINES.prepare_seconds  # Pending has prepareSeconds too
+    + DEADLINES.quiesce_seconds
+    + DEADLINES.transfer_seconds
+    + DEADLINES.verify_seconds
+)
+BOUND_S = ALL_DEADLINES_S + OPENING_S + REOPENING_S + 60.0
+UP_S = 120.0  # a healthy fleet comes up, or changes, within this
+HEALED_S = 400.0
+IDLE_S = 90.0
+MAX_EVENTS = 400_000  # of one schedule: more is a loop that never ends
+TICK_S = 1.0
+
+
+@dataclass
+class Report:
+    """What a schedule was."""
+
+    events: int = 0
+    passes: int = 0
+    commits: int = 0
+    simulated_s: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict)
+
+
+class World:
+    """Everything of one schedule."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.rng = random.Random(schedule.seed + 1)
+        self.clock = Clock()
+        self.api = ApiServer(self.clock, self.rng, make_fleet(replicas=schedule.replicas))
+        self.nodes = Nodes(self.clock, self.rng, self.api, Shelf())
+        self.nodes.load_s = schedule.load_s
+        self.nodes.make_damage = self._make_damage
+        self.nodes.on_change = self._changed
+        self.network = Network(self.clock, self.rng)
+        self.auditor = Auditor(self.clock, self.api, self.nodes)
+        self.operators = [
+            Operator(f"operator-{number}", self.clock, self.rng, self.api, self.network, self.nodes)
+            for number in range(schedule.operators)
+        ]
+        self.chaos = Chaos(self.clock, self.api, self.nodes, self.network, self.operators, self.auditor)
+        self.chaos.on_asked = self._asked
+        self.asked_at = 0.0
+        self.able_since = 0.0
+        self.calm = True
+        self._lives: tuple[object, ...] = ()
+        self._outcomes: dict[str, int] = {}
+        self._ended: set[tuple[str, int]] = set()
+        self.clock.later(TICK_S, self._tick)
+
+    # life -----------------------------------------------------------------------------------------------------------
+
+    def live(self) -> Report:
+        """All of it; raises BrokenPromise."""
+        self._run_until(UP_S, "a new fleet comes up", lambda: self._all_serve(0))
+        self._let_loose()
+        for blow in self.schedule.happenings:
+            self.clock.later(blow.at, lambda blow=blow: self.chaos.strike(blow))  # type: ignore[misc]
+        end = self.clock.time + max(blow.at for blow in self.schedule.happenings) + 5.0
+        while self.clock.time < end:
+            self._step()
+        self._heal()
+        self._run_until(HEALED_S, "the fleet is well once nothing bad happens", self._is_well)
+        if self.api.fleet.spec.replicas == 0:
+            self.chaos.scale_to(2)
+        if self.api.fleet.status.committed is None:
+            self._decide_by_hand()
+        version = self.chaos.newest + 1
+        self.chaos.ask(version)
+        self._run_until(HEALED_S, "a good version becomes active on a healthy fleet", lambda: self._active(version))
+        self._stay_idle()
+        return self._report()
+
+    def _let_loose(self) -> None:
+        self.calm = False
+        self.network.faults = replace(self.schedule.net)
+        self.api.faults = replace(self.schedule.api)
+        for operator in self.operators:
+            operator.pace = replace(self.schedule.pace)
+
+    def _heal(self) -> None:
+        """Nothing bad happens any more; what is on its way still arrives."""
+        self.calm = True
+        self.network.heal()
+        self.api.faults, self.api.down_until = ApiFaults(), -1.0
+        committed = self.auditor.book.committed
+        self.nodes.shelf.heal(committed and committed.checkpoint, committed and committed.digest)
+        self.chaos.slow.clear()
+        for node in self.nodes.nodes:
+            node.lost_until = node.cut_until = -1.0
+        for host in self.nodes.hosts.values():
+            host.damage.fails.clear()
+            host.damage.wrong_digest = host.damage.silent = False
+            if host.process is not None:
+                host.process.unhang(self.clock.time)
+                self._changed(host)
+        for operator in self.operators:
+            operator.pace, operator.deaf_until = Pace(), -1.0
+
+    def _decide_by_hand(self) -> None:
+        """Nobody can tell what was committed: a person gives up pods that obey an operator who is no more."""
+        for host in list(self.nodes.hosts.values()):
+            if host.obeys != self.operators[0].account_uid:
+                self.nodes.delete(host.uid)
+
+    def _step(self) -> None:
+        self.clock.step()
+        if self.clock.events > MAX_EVENTS:
+            raise BrokenPromise("always ends", f"{MAX_EVENTS} events and no end: something spins")
+        self.auditor.look()
+
+    def _run_until(self, seconds: float, what: str, holds: Callable[[], bool]) -> None:
+        end = self.clock.time + seconds
+        checked = -1.0
+        while True:
+            if self.clock.time > checked + 0.25:
+                checked = self.clock.time
+                if holds():
+                    return
+            if self.clock.time >= end:
+                raise BrokenPromise("always ends", f"not within {seconds:g} s: {what}: {self.describe()}")
+            self._step()
+
+    # engines --------------------------------------------------------------------------------------------------------
+
+    def _make_damage(self) -> Damage:
+        damage = Damage()
+        usual = dict(zip(STEPS, self.schedule.step_s, strict=True))
+
+        def seconds(step: OperationName) -> float:
+            uid = next((uid for uid, host in self.nodes.hosts.items() if host.damage is damage), "")
+            if self.chaos.slow.get(uid) is step:
+                del self.chaos.slow[uid]
+                return 14.0 if step is OperationName.REOPEN else 1e6  # the guard's own deadline for Reopen is 15 s
+            return usual[step]
+
+        damage.seconds = seconds
+        return damage
+
+    def _changed(self, host: Host) -> None:
+        """After whatever happened to an engine: tell who waits, and come back when something is due in it."""
+        for operator in self.operators:
+            operator.following.changed(host)
+        process = host.process
+        when = None if process is None else process.next_event()
+        if process is None or when is None or (self.clock.time < host.due <= when):
+            return
+        host.due = when
+
+        def go_on() -> None:
+            host.due = -1.0
+            if host.process is process:
+                process.advance(self.clock.time)
+                self._changed(host)
+
+        self.clock.later(when - self.clock.time, go_on)
+
+    # deadlines ------------------------------------------------------------------------------------------------------
+
+    def _asked(self) -> None:
+        self.asked_at = self.clock.time
+
+    def _tick(self) -> None:
+        self.clock.later(TICK_S, self._tick)
+        able = not self.api.down and any(operator.up for operator in self.operators)
+        lives = tuple(operator.uptime.since if operator.up else None for operator in self.operators)
+        if not able or lives != self._lives:  # deadlines count from when somebody can act
+            self.able_since = self.clock.time
+        self._lives = lives
+        self._note_outcome()
+        if not self._has_ended() and self.clock.time > max(self.asked_at, self.able_since) + BOUND_S:
+            raise BrokenPromise("always ends", f"not ended within {BOUND_S:g} s: {self.describe()}")
+        if self.rng.random() < 0.3 and self.nodes.hosts:
+            host = self.rng.choice(sorted(self.nodes.hosts.values(), key=lambda host: host.uid))
+            self.auditor.begin_long(host, self.rng.choice((0.05, 1.0, 15.0)))
+
+    def _note_outcome(self) -> None:
+        charge = self.chaos.charge
+        if charge is None or not charge.status.history:
+            return
+        for entry in charge.status.history:
+            key = (charge.metadata.uid, entry.version)
+            if key not in self._ended:
+                self._ended.add(key)
+                self._outcomes[entry.outcome.value] = self._outcomes.get(entry.outcome.value, 0) + 1
+
+    def _has_ended(self) -> bool:
+        """Whether the update that is asked for is over, or is none."""
+        charge, fleet = self.chaos.charge, self.api.fleet
+        if charge is None or fleet.status.committed is None:
+            return True
+        if not judge_weight_version(charge, fleet, charge, fleet.status.committed).accepted:
+            return True
+        return charge.status.version == charge.spec.version and charge.status.phase in ENDED
+
+    # looks ----------------------------------------------------------------------------------------------------------
+
+    def _all_serve(self, version: int | None) -> bool:
+        """Every engine that is asked for answers, nobody is left over, and nobody is held by an update that is over."""
+        hosts = [host for host in self.nodes.hosts.values() if not host.leaving]
+        if len(hosts) != self.api.fleet.spec.replicas or len(self.api.pods) != len(hosts):
+            return False
+        for host in hosts:
+            process = host.process
+            if process is None or not process.open or host.obeys != self.operators[0].account_uid:
+                return False
+            state = process.state
+            if state.paused or state.armed or (version is not None and state.weights.version != version):
+                return False
+        return True
+
+    def _is_well(self) -> bool:
+        if not all(operator.up for operator in self.operators) or not self._has_ended():
+            return False
+        committed = self.api.fleet.status.committed
+        if committed is None:  # lost, and nobody can tell: closed, until a person decides
+            told = {condition.reason for condition in self.api.fleet.status.conditions}
+            answering = any(host.process is not None and host.process.open for host in self.nodes.hosts.values())
+            return "CommitUnknown" in told and not answering and len(self.api.pods) == self.api.fleet.spec.replicas
+        return self._all_serve(committed.version) or self._all_but_the_odd_ones(committed.version)
+
+    def _all_but_the_odd_ones(self, version: int) -> bool:
+        """An engine that answers the probe differently from those that serve stays out until the next version."""
+        odd = [
+            host
+            for host in self.nodes.running
+            if host.process is not None
+            and not host.process.open
+            and host.process.state.weights.state is WeightsState.VERIFIED
+            and "differ by" in str(self.api.fleet.status.engines.details)
+        ]
+        serving = [host for host in self.nodes.running if host.process is not None and host.process.open]
+        versions = {host.process.state.weights.version for host in serving if host.process is not None}
+        return bool(odd) and len(odd) + len(serving) == self.api.fleet.spec.replicas and versions == {version}
+
+    def _active(self, version: int) -> bool:
+        charge = self.chaos.charge
+        if charge is None or charge.status.version != version:
+            return False
+        if charge.status.phase is Phase.FAILED:
+            raise BrokenPromise("always ends", f"a good version failed on a healthy fleet: {self.describe()}")
+        return charge.status.phase is Phase.ACTIVE and self._all_serve(version)
+
+    def _stay_idle(self) -> None:
+        """C31: nothing is written while nothing happens."""
+        end = self.clock.time + 40.0  # what is still on its way arrives
+        while self.clock.time < end:
+            self._step()
+        writes, end = self.api.writes, self.clock.time + IDLE_S
+        while self.clock.time < end:
+            self._step()
+        if self.api.writes != writes:
+            raise BrokenPromise("idle", f"{self.api.writes - writes} writes while nothing happened: {self.describe()}")
+
+    def describe(self) -> str:
+        """The world in a few lines."""
+        charge, status = self.chaos.charge, self.api.fleet.status
+        lines = [f"t={self.clock.time:.2f} epoch {status.epoch} committed {status.committed}"]
+        if charge is not None:
+            told = charge.status
+            lines.append(
+                f"{charge.metadata.uid} asks {charge.spec.version}: {told.version} {told.phase} epoch {told.epoch} "
+                f"attempt {told.attempt} since {told.phase_started_at} {told.progress}"
+            )
+        for host in self.nodes.hosts.values():
+            view, process = self.api.pods.get(host.uid), host.process
+            state = None if process is None else process.state
+            lines.append(
+                f"{host.uid} leaving={host.leaving} view={view and (view.phase, view.started, view.deleting)} "
+                + (
+                    "no process"
+                    if state is None
+                    else f"{state.gate} armed={state.armed} paused={state.paused} epoch={state.epoch} "
+                    f"{state.weights} op={state.operation and (state.operation.name, state.operation.status)}"
+                )
+            )
+        lines.append(f"last finished: {status.last_finished}")
+        lines.append(str(status.engines.details))
+        lines.append(f"operators: {[(each.name, each.up) for each in self.operators]}")
+        return "\n  ".join(lines)
+
+    def _report(self) -> Report:
+        counts = dict(self.chaos.counts)
+        for more in (self.network.counts, self.api.counts):
+            for what, number in more.items():
+                counts[what] = counts.get(what, 0) + number
+        return Report(
+            events=self.clock.events,
+            passes=sum(operator.passes for operator in self.operators),
+            commits=self.auditor.book.commits,
+            simulated_s=self.clock.time,
+            counts=counts,
+            outcomes=self._outcomes,
+        )
