@@ -13,7 +13,7 @@ from typing import Protocol
 from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, clipped
 from rollfleet_operator.clients.guards import Endpoint, command_name
 from rollfleet_operator.core.observed import GuardView
-from rollfleet_protocol.commands import Command
+from rollfleet_protocol.commands import Arm, Close, Command
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.state import EngineState, OperationStatus
 
@@ -134,6 +134,8 @@ class Follower:
             self._start_over()
         try:
             self.told(await self._guards.command(self.endpoint, command))
+            if isinstance(command, Close):
+                self._let_arm_again()
         except StaleAttempt as error:
             self.hurry()
             return f"stale: {error}"
@@ -155,6 +157,13 @@ class Follower:
         self.view = replace(self.view, refusals=(*others, entry)[-MAX_REFUSALS:])
         self._set_back()
         self._on_change()
+
+    def _let_arm_again(self) -> None:
+        """Arm was refused because Close had not come before it, and now it has, also where nothing was left to do."""
+        others = tuple(entry for entry in self.view.refusals if entry[0] != Arm.__name__)
+        if others != self.view.refusals:
+            self.view = replace(self.view, refusals=others)
+            self._on_change()
 
     def _start_over(self) -> None:
         """Another process, or another epoch: what failed before says nothing any more."""

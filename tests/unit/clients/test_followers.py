@@ -11,7 +11,7 @@ from rollfleet_operator.clients.followers import MAX_REFUSALS, Follower, Followe
 from rollfleet_operator.clients.guards import Endpoint
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.observed import GuardView
-from rollfleet_protocol.commands import Arm, Cancel, Command
+from rollfleet_protocol.commands import Arm, Cancel, Close, Command
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.state import EngineState, Operation, OperationName, OperationStatus
@@ -201,6 +201,16 @@ async def test_operations_that_fail_are_counted_once_each(watched: Watched) -> N
     assert watched.view.setbacks == 2
     await watched.hear(make_state(1, "i-2"))
     assert (watched.view.setbacks, watched.view.last_setback) == (0, None)
+
+
+async def test_a_close_that_was_taken_lets_arm_be_given_again(watched: Watched) -> None:
+    """Also where nothing was left to close: else Close would be given for ever."""
+    await watched.hear(make_state(1))
+    await watched.command(arm(), Refused("Close before Arm", RefusalReason.ORDER_VIOLATION))
+    news = watched.news
+    close = Close(incarnation="i-1", epoch=1, version=1, deadline_seconds=9, operator_silence_seconds=9)
+    assert await watched.command(close, make_state(1)) == "ok"
+    assert (watched.view.refusals, watched.news) == ((), news + 1)
 
 
 async def test_refusals_that_mean_another_process_or_epoch_are_not_kept(watched: Watched) -> None:
