@@ -51,6 +51,7 @@ class Prepare(Command):
 
     version: Version
     source: CheckpointSource
+    digest: str | None = None  # what the source must have, where that is known: a committed version's
     deadline_seconds: Seconds
 
 

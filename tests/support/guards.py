@@ -287,7 +287,7 @@ class Guarded:
         """The state once the operation that runs has ended."""
         return await until(self.service, lambda state: state.operation is None or not _runs(state))
 
-    async def prepare(self, epoch: int, version: int, path: str = "") -> EngineState:
+    async def prepare(self, epoch: int, version: int, path: str = "", digest: str | None = None) -> EngineState:
         """Stage step-<version>."""
         source = CheckpointSource(path=path or f"step-{version}")
         await self.service.command(
@@ -296,6 +296,7 @@ class Guarded:
                 epoch=epoch,
                 version=version,
                 source=source,
+                digest=digest,
                 deadline_seconds=DEADLINE_S,
             )
         )

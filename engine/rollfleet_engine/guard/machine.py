@@ -27,10 +27,11 @@ from rollfleet_engine.guard.states import (
     OperationRecord,
     Paused,
     Progressed,
+    ReleaseStaged,
     Resumed,
     Tick,
 )
-from rollfleet_protocol.commands import Close, Command, Transfer, Verify
+from rollfleet_protocol.commands import Close, Command, Prepare, Transfer, Verify
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -124,7 +125,8 @@ def _ended(event: Ended, state: GuardState, now: float) -> Decision:
         return Decision(_fail(state, running, _outlived(running), now, touched=True))
     fault = _fault(running, event.result)
     if fault is not None:
-        return Decision(_fail(state, running, fault, now, touched=True))
+        effects = (ReleaseStaged(),) if running.name is OperationName.PREPARE else ()
+        return Decision(_fail(state, running, fault, now, touched=True), effects)
     ended = replace(state, operation=replace(running, status=OperationStatus.SUCCEEDED, ended=now))
     return Decision(_succeed(ended, running, event.result))
 
@@ -137,11 +139,20 @@ def _outlived(running: OperationRecord) -> Failure:
 def _fault(running: OperationRecord, result: Staged | Transferred | ProbeResult | None) -> Failure | None:
     """What is wrong with a result that the engine calls a success."""
     command = running.command
+    if isinstance(command, Prepare):
+        return _staging_fault(command, result)
     if isinstance(command, Transfer):
         return _transfer_fault(command, result)
     if isinstance(command, Verify):
         return _probe_fault(command, result)
     return None
+
+
+def _staging_fault(command: Prepare, result: object) -> Failure | None:
+    if command.digest is None or not isinstance(result, Staged) or result.digest == command.digest:
+        return None
+    message = f"{result.path!r} now has digest {result.digest}, committed was {command.digest}"
+    return Failure(reason=FailureReason.CHECKPOINT_CHANGED, message=message)
 
 
 def _transfer_fault(command: Transfer, result: object) -> Failure | None:

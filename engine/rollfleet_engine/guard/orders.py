@@ -161,6 +161,7 @@ def _prepare(command: Prepare, state: GuardState, now: float, in_flight: int) ->
         staged is not None
         and (staged.epoch, staged.version) == (command.epoch, command.version)
         and state.staged_source == command.source
+        and command.digest in (None, staged.digest)
     )
     decision = _begin(state, command, now, done=done, obstacle=lambda: None)
     if not decision.effects or staged is None:

@@ -137,14 +137,13 @@ class CatchUp:
 
     def _load(self, engine: Engine, state: EngineState) -> None:
         found = state.staged
-        if found is None or (found.epoch, found.version) != (self.epoch, self.committed.version):
+        if found is None or not self._is_wanted(found):
             if not steps.prepare(self.epoch, engine, state, self.committed, self.deadlines, self.work):
                 text = f"version {self.committed.version} is stored nowhere: it waits for the next one"
                 self.stuck[engine.name] = Joiner(Obstacle.NO_SOURCE, text)
-        elif self.committed.digest is not None and found.digest != self.committed.digest:
-            text = f"{found.path!r} now has digest {found.digest}, committed was {self.committed.digest}"
-            self.stuck[engine.name] = Joiner(Obstacle.CHANGED, text)
-        elif self._is_stale(state):
+            elif self._has_changed(state, OperationName.PREPARE):
+                self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])
+        elif self._has_changed(state, OperationName.TRANSFER):
             self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])
             due = back_off_until(engine, OperationName.TRANSFER.value)
             stale = due is None or due <= self.work.now
@@ -154,8 +153,13 @@ class CatchUp:
         else:
             self._apply(engine, state, found)
 
-    def _is_stale(self, state: EngineState) -> bool:
-        broken = failed_operation(state, OperationName.TRANSFER, self.epoch, self.committed.version)
+    def _is_wanted(self, found: Staged) -> bool:
+        right = self.committed.digest in (None, found.digest)
+        return right and (found.epoch, found.version) == (self.epoch, self.committed.version)
+
+    def _has_changed(self, state: EngineState, step: OperationName) -> bool:
+        """Whether the files were others than before. They are read again with back-off: they may be put back."""
+        broken = failed_operation(state, step, self.epoch, self.committed.version)
         failure = None if broken is None else broken.failure
         return failure is not None and failure.reason is FailureReason.CHECKPOINT_CHANGED
 
@@ -179,6 +183,8 @@ class CatchUp:
         if difference is not None:
             self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, difference)
             return
+        if state.probe is not None:  # whoever is let in next is measured by it, before this one is known to serve
+            self.references.setdefault(state.probe.tokens, (engine.name, state.probe))
         steps.let_in(self.epoch, engine, state, self.work)
 
     def _difference(self, engine: Engine, state: EngineState) -> str | None:
@@ -217,10 +223,13 @@ def _longer(one: Deadlines, other: Deadlines) -> Deadlines:
 
 
 def _references(world: World, committed: Committed) -> dict[tuple[int, ...], tuple[str, ProbeResult]]:
-    """For each probe, the answer of one engine that serves."""
+    """For each probe, the answer of one engine that serves, or served when it was heard of last."""
     found: dict[tuple[int, ...], tuple[str, ProbeResult]] = {}
-    for engine in world.serving(committed):
-        probe = None if engine.state is None else engine.state.probe
-        if probe is not None and probe.version == committed.version:
-            found.setdefault(probe.tokens, (engine.name, probe))
+    serving = world.serving(committed)
+    for engine in (*serving, *(engine for engine in world.engines if engine.answering is None)):
+        state = engine.state
+        if state is None or state.gate is not Gate.OPEN or not holds(state, committed) or state.probe is None:
+            continue
+        if state.probe.version == committed.version:
+            found.setdefault(state.probe.tokens, (engine.name, state.probe))
     return found

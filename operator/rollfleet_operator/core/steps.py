@@ -57,6 +57,7 @@ def prepare(
         epoch=epoch,
         version=committed.version,
         source=source,
+        digest=committed.digest,
         deadline_seconds=deadlines.prepare_seconds,
     )
     work.give(engine, command)

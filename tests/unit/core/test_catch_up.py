@@ -160,11 +160,42 @@ def details(decision: Decision) -> dict[str, tuple[str, str]]:
 
 
 def test_a_checkpoint_that_is_another_one_now_is_not_loaded() -> None:
-    decision = plan(observed(closed(staged=staged(digest="sha256:other"))), NOW)
-    assert told(decision) is None
+    command = told(plan(observed(closed(staged=staged(digest="sha256:other"))), NOW))
+    assert isinstance(command, Prepare)
+    assert command.digest == make_committed(3).digest
+
+
+def test_c11_a_checkpoint_that_is_another_one_now_is_told_and_read_again() -> None:
+    """With back-off, for as long as it takes: somebody may put it back."""
+    text = "'step-3' now has digest sha256:other, committed was sha256:step-3"
+    failure = Failure(reason=FailureReason.CHECKPOINT_CHANGED, message=text)
+    failed = make_operation(OperationName.PREPARE, OperationStatus.FAILED, epoch=EPOCH, version=3, failure=failure)
+    decision = plan(observed(closed(operation=failed)), NOW)
+    assert isinstance(told(decision), Prepare)
     state, text = details(decision)["qwen-1-0-abc1"]
     assert state == "Broken"
     assert "'step-3' now has digest sha256:other" in text
+
+
+def test_of_two_that_are_let_in_at_once_the_second_is_measured_by_the_first() -> None:
+    odd = make_probe(3, logprobs=(-1.0, -2.0, -0.5, -3.0, -9.0))
+    states = (make_state(3, open=False, epoch=EPOCH), make_state(3, open=False, epoch=EPOCH, probe=odd))
+    world = make_observed(
+        fleet_at(), pods=(make_pod(0), make_pod(1)), guards={f"pod-{n}": make_guard(states[n]) for n in (0, 1)}
+    )
+    decision = plan(world, NOW)
+    opened = [each.pod for each in decision.actions if isinstance(each, GuardCall)]
+    assert opened == ["qwen-0-0-abc0"]
+    assert "qwen-0-0-abc0 and qwen-1-0-abc1 differ" in details(decision)["qwen-1-0-abc1"][1]
+
+
+def test_an_engine_that_served_and_does_not_answer_still_measures_the_others() -> None:
+    """Clients may reach it all the same."""
+    odd = make_probe(3, logprobs=(-1.0, -2.0, -0.5, -3.0, -9.0))
+    serving = make_guard(make_state(3, epoch=EPOCH), reachable=False, error="timed out")
+    joiner = make_guard(make_state(3, open=False, epoch=EPOCH, probe=odd))
+    world = make_observed(fleet_at(), pods=(make_pod(0), make_pod(1)), guards={"pod-0": serving, "pod-1": joiner})
+    assert not [each for each in plan(world, NOW).actions if isinstance(each, GuardCall)]
 
 
 def test_an_answer_to_the_probe_that_differs_keeps_it_closed() -> None:

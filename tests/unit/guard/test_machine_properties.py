@@ -186,6 +186,8 @@ class GuardMachine(RuleBasedStateMachine):
         }
         if kind in ("verify", "open"):
             values["digest"] = digest
+        if kind == "prepare":
+            del values["digest"]
         model = COMMANDS[kind]
         fields = {name: value for name, value in values.items() if name in model.model_fields}
         return model(incarnation=incarnation, epoch=epoch, **fields)  # type: ignore[arg-type]

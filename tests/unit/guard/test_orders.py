@@ -4,7 +4,7 @@ import pytest
 
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.refusals import RefusalReason
-from rollfleet_protocol.state import Gate, WeightsState
+from rollfleet_protocol.state import FailureReason, Gate, WeightsState
 from tests.support.guards import Guarded, digest_of
 
 STEPS = ("verify", "open", "prepare", "close", "arm", "transfer", "reverify", "reopen")
@@ -88,6 +88,19 @@ async def test_each_step_may_be_repeated(guarded: Guarded, after: str) -> None:
     assert guarded.engine.calls == calls
     assert guarded.state.sequence == sequence
     assert guarded.stager.started <= 1
+
+
+async def test_a_checkpoint_that_must_have_another_digest_is_not_staged(guarded: Guarded) -> None:
+    await lead(guarded, "open")
+    state = await guarded.prepare(2, 1, digest="sha256:committed")
+    assert state.staged is None
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.reason is FailureReason.CHECKPOINT_CHANGED
+    assert f"'step-1' now has digest {digest_of('step-1')}, committed was sha256:committed" in (
+        state.operation.failure.message
+    )
+    assert (await guarded.prepare(2, 1, digest=digest_of("step-1"))).staged is not None
 
 
 async def test_a_late_copy_of_close_does_not_pause_what_is_loaded(guarded: Guarded) -> None:
