@@ -92,11 +92,10 @@ class Operator:
 
     def kill(self, down_s: float) -> None:
         """Gone between two steps; back later."""
-        if not self.up:
-            return
+        if self.up:
+            self.following.stop()
         self.up = False
         self._life += 1
-        self.following.stop()
         life = self._life
         self._clock.later(down_s, lambda: self.start() if self._life == life else None)
 
@@ -128,6 +127,12 @@ class Operator:
             else:
                 self._cache[uid] = view
         self.wake()
+
+    def hear_all(self) -> None:
+        """Its watch catches up."""
+        self.deaf_until = -1.0
+        self._due = [(self._clock.time, uid, view) for _, uid, view in self._due]
+        self._take_in()
 
     def _list_pods(self) -> None:
         """The first list is from quorum."""

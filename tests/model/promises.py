@@ -51,6 +51,7 @@ class Book:
 
     committed: Committed | None = None  # as it was written last; outlives a lost status
     lost: bool = False  # the status was lost and nothing was committed since
+    ever_lost: bool = False  # after that epochs may begin anew: nobody may know of the old ones
     answers: list[Answer] = field(default_factory=list)
     highest_answered: int = -1
     epochs: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # epoch -> (uid, version, attempt)
@@ -145,7 +146,7 @@ class Auditor:
             self._clock.later(0.0, lambda: self._unmoved(host, process, before.epoch))
             return
         recorded = self._api.fleet.status.epoch
-        if command.epoch > recorded and not self.book.lost:
+        if command.epoch > recorded and not self.book.ever_lost:
             raise BrokenPromise("epoch", f"{type(command).__name__} under epoch {command.epoch}, recorded {recorded}")
         if isinstance(command, Transfer) and self._takes(process, command):
             self._judge_transfer(host, command)
@@ -221,12 +222,11 @@ class Auditor:
             return
         given = (weight_version.metadata.uid, status.version, status.attempt)
         known = self.book.epochs.setdefault(status.epoch, given)
-        if known[:2] != given[:2] and not self.book.lost:
+        if known[:2] != given[:2] and not self.book.ever_lost:
             raise BrokenPromise("epoch", f"epoch {status.epoch} of {known} is given to {given} again")
 
     # what the chaos does --------------------------------------------------------------------------------------------
 
     def status_lost(self) -> None:
         """Somebody restored the objects from a backup without their statuses."""
-        self.book.lost = True
-        self.book.epochs.clear()
+        self.book.lost = self.book.ever_lost = True

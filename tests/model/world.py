@@ -32,6 +32,8 @@ HEALED_S = 400.0
 IDLE_S = 90.0
 MAX_EVENTS = 400_000  # of one schedule: more is a loop that never ends
 TICK_S = 1.0
+FOR_GOOD_S = 1e9
+LOOK_S = 0.05  # how often a guard looks at its clock
 
 
 @dataclass
@@ -109,8 +111,7 @@ class World:
         self.calm = True
         self.network.heal()
         self.api.faults, self.api.down_until = ApiFaults(), -1.0
-        committed = self.auditor.book.committed
-        self.nodes.shelf.heal(committed and committed.checkpoint, committed and committed.digest)
+        self._restore_checkpoints()
         self.chaos.slow.clear()
         for node in self.nodes.nodes:
             node.lost_until = node.cut_until = -1.0
@@ -121,7 +122,14 @@ class World:
                 host.process.unhang(self.clock.time)
                 self._changed(host)
         for operator in self.operators:
-            operator.pace, operator.deaf_until = Pace(), -1.0
+            operator.pace = Pace()
+            operator.hear_all()
+        for operator in self.operators[1:]:
+            operator.kill(FOR_GOOD_S)  # where the Lease can be trusted again, one leads
+
+    def _restore_checkpoints(self) -> None:
+        committed = self.auditor.book.committed
+        self.nodes.shelf.heal(committed and committed.checkpoint, committed and committed.digest)
 
     def _decide_by_hand(self) -> None:
         """Nobody can tell what was committed: a person gives up pods that obey an operator who is no more."""
@@ -171,6 +179,7 @@ class World:
         when = None if process is None else process.next_event()
         if process is None or when is None or (self.clock.time < host.due <= when):
             return
+        when = max(when, self.clock.time + LOOK_S)  # what is due already waits for something else
         host.due = when
 
         def go_on() -> None:
@@ -194,6 +203,8 @@ class World:
             self.able_since = self.clock.time
         self._lives = lives
         self._note_outcome()
+        if self.calm:
+            self._restore_checkpoints()
         if not self._has_ended() and self.clock.time > max(self.asked_at, self.able_since) + BOUND_S:
             raise BrokenPromise("always ends", f"not ended within {BOUND_S:g} s: {self.describe()}")
         if self.rng.random() < 0.3 and self.nodes.hosts:
@@ -236,12 +247,14 @@ class World:
         return True
 
     def _is_well(self) -> bool:
-        if not all(operator.up for operator in self.operators) or not self._has_ended():
+        if not self.operators[0].up or not self._has_ended():
             return False
         committed = self.api.fleet.status.committed
         if committed is None:  # lost, and nobody can tell: closed, until a person decides
             told = {condition.reason for condition in self.api.fleet.status.conditions}
             answering = any(host.process is not None and host.process.open for host in self.nodes.hosts.values())
+            if self.api.fleet.spec.replicas == 0:
+                return not self.api.pods
             return "CommitUnknown" in told and not answering and len(self.api.pods) == self.api.fleet.spec.replicas
         return self._all_serve(committed.version) or self._all_but_the_odd_ones(committed.version)
 
