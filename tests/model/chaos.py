@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rollfleet_operator.api.meta import ObjectMeta
 from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Deadlines, WeightVersion
+from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure, WeightVersion
 from rollfleet_operator.core.accept import in_charge
 from rollfleet_protocol.state import FailureReason, OperationName
 from tests.model.api_server import ApiServer
@@ -25,6 +25,14 @@ REASONS = {
     OperationName.VERIFY: FailureReason.CACHE_RESET_FAILED,
     OperationName.REOPEN: FailureReason.PAUSE_FAILED,
 }
+RETRY = OnFailure()
+ON_FAILURE = (
+    RETRY,
+    RETRY,
+    OnFailure(type=FailureType.RETRY, max_attempts=1),
+    OnFailure(type=FailureType.ROLLBACK),
+    OnFailure(type=FailureType.HOLD),
+)
 HALF_WRITTEN = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
 
 
@@ -66,17 +74,16 @@ class Chaos:
         present = tuple(weight_version for weight_version, _ in self._api.weight_versions.values())
         return in_charge(present, self._auditor.book.committed)
 
-    def ask(self, version: int, path: str = "") -> None:
+    def ask(self, version: int, path: str = "", on_failure: OnFailure = RETRY) -> None:
         """kubectl apply: raise the version, or create the object."""
         self.newest = max(self.newest, version)
-        wanted = make_weight_version(version, path=path or None, deadlines=DEADLINES)
+        spec: dict[str, object] = {"path": path or None, "deadlines": DEADLINES, "on_failure": on_failure}
+        wanted = make_weight_version(version, **spec)
         known = self.charge
         if known is None:
             self._created += 1
             name, uid = f"{WEIGHT_VERSION}-{self._created}", f"wv-uid-{self._created}"
-            wanted = make_weight_version(
-                version, path=path or None, name=name, uid=uid, created=self._clock.now(), deadlines=DEADLINES
-            )
+            wanted = make_weight_version(version, name=name, uid=uid, created=self._clock.now(), **spec)
         else:
             if version <= known.spec.version:
                 return  # the API server's rule
@@ -89,13 +96,22 @@ class Chaos:
         """A higher version; every third time to a step that was used before, as a rollback by hand is."""
         version = self.newest + 1
         path = f"step-{max(1, version - 2)}" if blow.who % 3 == 2 and version > 2 else ""
-        self.ask(version, path)
+        self.ask(version, path, ON_FAILURE[blow.who % len(ON_FAILURE)])
 
     def bump_to_broken(self, blow: Happening) -> None:
         """Half-written, and whole after a while."""
         version = self.newest + 1
         self._break(f"step-{version}", blow.seconds)
-        self.ask(version)
+        self.ask(version, "", ON_FAILURE[blow.who % len(ON_FAILURE)])
+
+    def retry(self, blow: Happening) -> None:
+        """rollfleet retry."""
+        known = self.charge
+        if known is not None:
+            spec = known.spec.model_copy(update={"retry_request": f"{self._clock.time:g}"})
+            meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
+            self._api.put_weight_version(known.model_copy(update={"spec": spec, "metadata": meta}))
+            self.on_asked()
 
     def delete_version(self, blow: Happening) -> None:
         """In mid-update or not."""
@@ -173,6 +189,24 @@ class Chaos:
         host = self._host(blow)
         if host is not None:
             self._nodes.evict(host)
+
+    def force_delete(self, blow: Happening) -> None:
+        """kubectl delete pod --force --grace-period=0: the object goes, the container goes when its kubelet hears."""
+        host = self._host(blow)
+        if host is not None:
+            self._api.remove_pod(host.uid)
+
+    def collect_garbage(self, blow: Happening) -> None:
+        """All pods of a node that is cut off lose their objects: they run on, and nobody has a record but the fleet."""
+        node = self._nodes.nodes[blow.who % len(self._nodes.nodes)]
+        self._nodes.lose(node, blow.seconds, cut=True)
+        for host in list(self._nodes.hosts.values()):
+            if host.node is node:
+                self._api.remove_pod(host.uid)
+
+    def power_off(self, blow: Happening) -> None:
+        """A whole node."""
+        self._nodes.power_off(self._nodes.nodes[blow.who % len(self._nodes.nodes)], blow.seconds)
 
     def fail_step(self, blow: Happening) -> None:
         """Its next operation of a kind fails."""

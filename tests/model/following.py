@@ -75,7 +75,7 @@ class Following:
         for uid in [uid for uid in self.followed if uid not in uids]:
             del self.followed[uid]
         for uid in sorted(uids - self.followed.keys()):
-            host = self._nodes.hosts.get(uid)
+            host = self._nodes.hosts.get(uid) or self._nodes.graves.get(uid)
             if host is None:
                 continue
             endpoint = Endpoint(IDENTITY, uid, uid, host.ip)

@@ -1,20 +1,24 @@
 """Nodes, kubelets and containers of the model: what really runs, apart from what the API server says of it."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
-from rollfleet_operator.core.observed import ContainerState, PodView
+from rollfleet_operator.core.observed import ContainerState, NodeView, PodView
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.model.api_server import ApiServer
 from tests.model.clock import Clock
 from tests.model.engines import Damage, ModelEngine, Shelf
+from tests.support.builders import NOW
 
 NODES = 3
 NOTICED_S = 40.0  # until the control plane calls a silent node NotReady
 EVICTED_S = 60.0  # until its pods are marked for deletion
+TAINTED_S = 10.0  # until a person says that a node is switched off
 HOOK_S = 1.0
+GRACE_S = 30
 PROBE_S = 2.0
 
 
@@ -25,6 +29,9 @@ class Node:
     name: str
     lost_until: float = -1.0  # its kubelet reaches no API server; containers run on
     cut_until: float = -1.0  # nor does the operator reach its engines; clients still do
+    off_until: float = -1.0  # without power
+    tainted: bool = False  # out of service, by a person's word
+    ready_since: datetime | None = NOW  # by the API server
 
 
 @dataclass
@@ -55,6 +62,7 @@ class Nodes:
         self.shelf = shelf
         self.nodes = [Node(f"node-{number}") for number in range(NODES)]
         self.hosts: dict[str, Host] = {}  # everything that may run, whether the API server knows of it or not
+        self.graves: dict[str, Host] = {}  # what ran once: others may still ask there
         self.load_s = 1.0
         self.make_damage: Callable[[], Damage] = Damage
         self.on_start: Callable[[Host], None] = lambda _: None
@@ -100,13 +108,22 @@ class Nodes:
             self.clock.later(1.0, lambda: self._start(uid))
             return
         self._report(
-            host, phase="Running", container=ContainerState.RUNNING, ip=host.ip, node=host.node.name, started=False
+            host,
+            phase="Running",
+            container=ContainerState.RUNNING,
+            ip=host.ip,
+            node=host.node.name,
+            started=False,
+            running_since=self.clock.now(),
         )
         self.clock.later(self.load_s, lambda: self._come_up(uid))
 
     def _come_up(self, uid: str) -> None:
         host = self.hosts.get(uid)
         if host is None or host.process is not None or host.gone or host.ended:
+            return
+        if self.clock.time < host.node.off_until:
+            self.clock.later(1.0, lambda: self._come_up(uid))
             return
         host.incarnations += 1
         host.process = ModelEngine(f"{uid}/{host.incarnations}", self.shelf, host.damage, self.rng)
@@ -120,7 +137,7 @@ class Nodes:
     def _passed_startup(self, uid: str, incarnation: int) -> None:
         host = self.hosts.get(uid)
         if host is not None and host.process is not None and host.incarnations == incarnation:
-            self._report(host, started=True, ready=True)
+            self._report(host, started=True, ready=True, ready_since=self.clock.now())
 
     def _silent(self, node: Node) -> bool:
         return self.clock.time < node.lost_until or self.api.down
@@ -149,7 +166,10 @@ class Nodes:
         host.process = None
         self.on_change(host)
         restarts = int(str(host.status.get("restarts", 0))) + 1
-        self.clock.later(0.05, lambda: self._report(host, started=False, ready=False, restarts=restarts, exit_code=1))
+        began, now = host.status.get("running_since"), self.clock.now()
+        down: dict[str, object] = {"started": False, "ready": False, "ready_since": None, "exit_code": 1}
+        down |= {"restarts": restarts, "failed_from": began, "running_since": now}
+        self.clock.later(0.05, lambda: self._report(host, **down))
         self.clock.later(0.1 + self.load_s, lambda: self._come_up(host.uid))
 
     def core_dies(self, host: Host) -> None:
@@ -171,6 +191,7 @@ class Nodes:
         if host.gone or host.leaving:
             return
         host.process, host.leaving, host.ended = None, True, True
+        self._bury(host, still_known=True)
         view = self.api.pods.get(host.uid)
         self.on_change(host)
         self._report(
@@ -181,12 +202,30 @@ class Nodes:
 
     def delete(self, uid: str) -> None:
         """Graceful: the kubelet drains it, ends it, and takes the object away."""
-        self.api.change_pod(uid, deleting=True)
+        self.api.change_pod(uid, deleting=True, deleted_by=self.clock.now() + timedelta(seconds=GRACE_S))
         host = self.hosts.get(uid)
         if host is not None and host.ended:  # nothing to drain
             host.gone = True
-            self.hosts.pop(uid)
+            self._bury(host)
             self._flush(host)
+
+    def stop(self, uid: str, why: str) -> None:
+        """The operator ends a pod and keeps its object."""
+        self.api.change_pod(uid, stopped=why)
+        host = self.hosts.get(uid)
+        if host is not None:
+            self.clock.later(0.5, lambda: self._obey_stop(host))
+
+    def _obey_stop(self, host: Host) -> None:
+        if self._silent(host.node):
+            self.clock.later(1.0, lambda: self._obey_stop(host))
+        else:
+            self.evict(host)
+
+    def _bury(self, host: Host, *, still_known: bool = False) -> None:
+        self.graves[host.uid] = host
+        if not still_known:
+            self.hosts.pop(host.uid, None)
 
     def _pod_changed(self, uid: str, view: PodView | None) -> None:
         host = self.hosts.get(uid)
@@ -210,7 +249,7 @@ class Nodes:
     def _end(self, host: Host) -> None:
         host.process, host.gone = None, True
         self.on_change(host)
-        self.hosts.pop(host.uid, None)
+        self._bury(host)
         self._report(host, container=ContainerState.TERMINATED, started=False, ready=False)
 
     # nodes ----------------------------------------------------------------------------------------------------------
@@ -223,17 +262,56 @@ class Nodes:
         self.clock.later(NOTICED_S, lambda: self._notice(node))
         self.clock.later(EVICTED_S, lambda: self._evict_all(node))
 
+    def power_off(self, node: Node, seconds: float) -> None:
+        """Nothing runs there any more, and nobody knows it until a person says so."""
+        node.off_until = self.clock.time + seconds
+        self.lose(node, seconds, cut=True)
+        for host in [host for host in self.hosts.values() if host.node is node and host.process is not None]:
+            host.process = None
+            self.on_change(host)
+            self.clock.later(seconds + self.load_s, lambda host=host: self._restarted(host))  # type: ignore[misc]
+        self.clock.later(TAINTED_S, lambda: self._taint(node))
+
+    def _restarted(self, host: Host) -> None:
+        restarts = int(str(host.status.get("restarts", 0))) + 1
+        self._report(host, started=False, ready=False, ready_since=None, restarts=restarts, exit_code=255)
+        self._come_up(host.uid)
+
+    def _taint(self, node: Node) -> None:
+        """The pods of a node that is out of service are removed without anybody's word."""
+        if self.clock.time >= node.off_until:
+            return
+        node.tainted = True
+        for uid in self._on(node):
+            host = self.hosts[uid]
+            host.gone = host.leaving = True
+            self._bury(host)
+            self.api.remove_pod(uid)
+
+    def views(self, names: Iterable[str]) -> dict[str, NodeView]:
+        """As the API server tells them."""
+        found = {node.name: node for node in self.nodes}
+        return {
+            name: NodeView(name, ready_since=found[name].ready_since, out_of_service=found[name].tainted)
+            for name in names
+            if name in found
+        }
+
     def _on(self, node: Node) -> list[str]:
         return [uid for uid in list(self.api.pods) if uid in self.hosts and self.hosts[uid].node is node]
 
     def _notice(self, node: Node) -> None:
         if self.clock.time < node.lost_until:
+            node.ready_since = None
             for uid in self._on(node):
-                self.api.change_pod(uid, ready=False)
-                self.hosts[uid].status |= {"ready": True}
+                self.api.change_pod(uid, ready=False, ready_since=None)
             self.clock.later(node.lost_until - self.clock.time + 0.1, lambda: self._back(node))
 
     def _back(self, node: Node) -> None:
+        if self.clock.time < node.lost_until:
+            self.clock.later(node.lost_until - self.clock.time + 0.1, lambda: self._back(node))
+            return
+        node.ready_since, node.tainted = self.clock.now(), False
         for uid in self._on(node):
             if self.hosts[uid].status.get("started"):
                 self._flush(self.hosts[uid])

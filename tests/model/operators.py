@@ -7,7 +7,7 @@ another operator goes on. What it knows of pods comes from a watch that lags; wh
 
 import random
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from rollfleet_operator.clients.errors import Conflict, NotFound, Retryable, RollfleetError, Unreachable
@@ -20,9 +20,11 @@ from rollfleet_operator.core.actions import (
     DeletePod,
     GuardCall,
     LabelPod,
+    StopPod,
 )
 from rollfleet_operator.core.observed import Observed, PodView, Settings
 from rollfleet_operator.core.plan import plan
+from rollfleet_operator.core.vanished import suspect_nodes, vanished
 from rollfleet_operator.runtime.uptime import Uptime
 from tests.model.api_server import ApiServer, Read
 from tests.model.clock import Clock
@@ -81,6 +83,7 @@ class Operator:
         self.uptime = Uptime(self._clock.now)
         self.following = Following(self.name, self.account_uid, self._clock, self._network, self._nodes, self.wake)
         self._cache: dict[str, PodView] = {}
+        self._gone: dict[str, bool] = {}
         self._cached = False
         self._due: list[tuple[float, str, PodView | None]] = []
         self._children: dict[str, str] = {}
@@ -123,10 +126,15 @@ class Operator:
         while self._due and self._due[0][0] <= self._clock.time + 1e-9:
             _, uid, view = self._due.pop(0)
             if view is None:
-                self._cache.pop(uid, None)
-            else:
+                self._forget(uid)
+            elif uid not in self._gone:
                 self._cache[uid] = view
         self.wake()
+
+    def _forget(self, uid: str) -> None:
+        """Gone; whether its containers had ended is remembered, as far as it was told."""
+        known = self._cache.pop(uid, None)
+        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.halted)
 
     def hear_all(self) -> None:
         """Its watch catches up."""
@@ -197,7 +205,7 @@ class Operator:
         self.uptime.seen()
         yield self._pause()
         if not self.following.followed:  # a new process waits for first words
-            self._follow()
+            self._follow(read)
             yield self._rng.choice((FIRST_WORDS_S / 40, FIRST_WORDS_S))
         observed = self._observe(read)
         decision = plan(observed, self._clock.now())
@@ -215,8 +223,8 @@ class Operator:
 
     def _observe(self, read: Read) -> Observed:
         pods = self._cache
-        self._follow()
-        return Observed(
+        terminated = self._follow(read)
+        observed = Observed(
             fleet=read.fleet,
             weight_versions=tuple(weight_version for weight_version, _ in read.weight_versions.values()),
             pods=tuple(sorted(pods.values(), key=lambda view: (view.ordinal, view.name))),
@@ -224,10 +232,19 @@ class Operator:
             ca_bundle="Q0E=",
             settings=self.settings(),
             children=dict(self._children),
+            terminated=terminated,
         )
+        nodes = {} if self._api.down else self._nodes.views(suspect_nodes(observed))
+        return replace(observed, nodes=nodes)
 
-    def _follow(self) -> None:
-        self.following.ensure({uid for uid, view in self._cache.items() if view.ip})
+    def _follow(self, read: Read) -> frozenset[str]:
+        """All pods with an address, and those that only the status remembers; the uids of those that ended."""
+        terminated = frozenset(member.uid for member in read.fleet.status.members if self._gone.get(member.uid, False))
+        gone = vanished(read.fleet, self._cache, terminated)
+        self.following.ensure(
+            {uid for uid, view in self._cache.items() if view.ip} | {member.uid for member in gone if member.ip}
+        )
+        return terminated
 
     def _apply(self, read: Read, decision: Decision) -> Generator[float, None, None]:
         write = decision.fleet_status
@@ -271,6 +288,9 @@ class Operator:
         elif isinstance(action, DeletePod):
             self._api.write_pod(lambda: self._nodes.delete(action.uid))
             self._learn(action.uid)
+        elif isinstance(action, StopPod):
+            self._api.write_pod(lambda: self._nodes.stop(action.uid, action.why))
+            self._learn(action.uid)
         elif isinstance(action, LabelPod):
             self._api.write_pod(lambda: self._api.change_pod(action.uid, serving_label=action.serving))
             self._learn(action.uid)
@@ -283,7 +303,7 @@ class Operator:
         """The answer to a write is newer than what the watch told."""
         view = self._api.pods.get(uid)
         if view is None:
-            self._cache.pop(uid, None)
+            self._forget(uid)
         else:
             self._cache[uid] = view
 

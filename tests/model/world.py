@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rollfleet_operator.api.weightversion import Phase
+from rollfleet_operator.api.weightversion import FailureType, Phase
 from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_operator.core.policies import OPENING_S, REOPENING_S
 from rollfleet_protocol.state import OperationName, WeightsState
 from tests.model.api_server import ApiFaults, ApiServer
-from tests.model.chaos import DEADLINES, Chaos
+from tests.model.chaos import DEADLINES, RETRY, Chaos
 from tests.model.clock import Clock
 from tests.model.engines import Damage, Shelf
 from tests.model.network import Network
@@ -26,9 +26,9 @@ ALL_DEADLINES_S = float(
     + DEADLINES.transfer_seconds
     + DEADLINES.verify_seconds
 )
-BOUND_S = ALL_DEADLINES_S + OPENING_S + REOPENING_S + 60.0
+BOUND_S = RETRY.attempts * ALL_DEADLINES_S + OPENING_S + REOPENING_S + 60.0
 UP_S = 120.0  # a healthy fleet comes up, or changes, within this
-HEALED_S = 400.0
+HEALED_S = 700.0  # a kubelet gets minutes to end what the API server has forgotten, see KUBELET_S
 IDLE_S = 90.0
 MAX_EVENTS = 400_000  # of one schedule: more is a loop that never ends
 TICK_S = 1.0
@@ -114,7 +114,7 @@ class World:
         self._restore_checkpoints()
         self.chaos.slow.clear()
         for node in self.nodes.nodes:
-            node.lost_until = node.cut_until = -1.0
+            node.lost_until = node.cut_until = node.off_until = -1.0
         for host in self.nodes.hosts.values():
             host.damage.fails.clear()
             host.damage.wrong_digest = host.damage.silent = False
@@ -130,6 +130,12 @@ class World:
     def _restore_checkpoints(self) -> None:
         committed = self.auditor.book.committed
         self.nodes.shelf.heal(committed and committed.checkpoint, committed and committed.digest)
+
+    def _clear_away(self) -> None:
+        """A person deletes pods that the operator has stopped and kept for diagnosis."""
+        for uid, view in list(self.api.pods.items()):
+            if view.stopped and not view.deleting:
+                self.nodes.delete(uid)
 
     def _decide_by_hand(self) -> None:
         """Nobody can tell what was committed: a person gives up pods that obey an operator who is no more."""
@@ -205,6 +211,7 @@ class World:
         self._note_outcome()
         if self.calm:
             self._restore_checkpoints()
+            self._clear_away()
         if not self._has_ended() and self.clock.time > max(self.asked_at, self.able_since) + BOUND_S:
             raise BrokenPromise("always ends", f"not ended within {BOUND_S:g} s: {self.describe()}")
         if self.rng.random() < 0.3 and self.nodes.hosts:
@@ -250,6 +257,10 @@ class World:
         if not self.operators[0].up or not self._has_ended():
             return False
         committed = self.api.fleet.status.committed
+        if any(member.vanished_since for member in self.api.fleet.status.members):
+            return False
+        if self._is_held():
+            return True
         if committed is None:  # lost, and nobody can tell: closed, until a person decides
             told = {condition.reason for condition in self.api.fleet.status.conditions}
             answering = any(host.process is not None and host.process.open for host in self.nodes.hosts.values())
@@ -257,6 +268,13 @@ class World:
                 return not self.api.pods
             return "CommitUnknown" in told and not answering and len(self.api.pods) == self.api.fleet.spec.replicas
         return self._all_serve(committed.version) or self._all_but_the_odd_ones(committed.version)
+
+    def _is_held(self) -> bool:
+        """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
+        charge = self.chaos.charge
+        if charge is None or charge.spec.on_failure.type is not FailureType.HOLD:
+            return False
+        return charge.status.phase is Phase.FAILED and charge.status.version == charge.spec.version
 
     def _all_but_the_odd_ones(self, version: int) -> bool:
         """An engine that answers the probe differently from those that serve stays out until the next version."""
