@@ -4,9 +4,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rollfleet_operator.api.weightversion import FailureType, Phase
+from rollfleet_operator.api.rolloutengine import Aftermath
+from rollfleet_operator.api.weightversion import Phase
 from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_operator.core.policies import OPENING_S, REOPENING_S
+from rollfleet_operator.core.reasons import Reason
 from rollfleet_protocol.state import OperationName, WeightsState
 from tests.model.api_server import ApiFaults, ApiServer
 from tests.model.chaos import DEADLINES, RETRY, Chaos
@@ -91,11 +93,10 @@ class World:
         self._run_until(HEALED_S, "the fleet is well once nothing bad happens", self._is_well)
         if self.api.fleet.spec.replicas == 0:
             self.chaos.scale_to(2)
-        if self.api.fleet.status.committed is None:
+        if self.api.fleet.status.committed is None or self._is_held():
             self._decide_by_hand()
-        version = self.chaos.newest + 1
-        self.chaos.ask(version)
-        self._run_until(HEALED_S, "a good version becomes active on a healthy fleet", lambda: self._active(version))
+        self.chaos.ask(self.chaos.newest + 1)
+        self._run_until(HEALED_S, "a good version becomes active on a healthy fleet", self._is_active)
         self._stay_idle()
         return self._report()
 
@@ -132,13 +133,14 @@ class World:
         self.nodes.shelf.heal(committed and committed.checkpoint, committed and committed.digest)
 
     def _clear_away(self) -> None:
-        """A person deletes pods that the operator has stopped and kept for diagnosis."""
+        """A person does what the status says: deletes pods that were stopped, or that answer unlike the others."""
+        advised = {each.name for each in self.api.fleet.status.engines.details if "delete the pod" in each.message}
         for uid, view in list(self.api.pods.items()):
-            if view.stopped and not view.deleting:
+            if (view.stopped or view.name in advised) and not view.deleting:
                 self.nodes.delete(uid)
 
     def _decide_by_hand(self) -> None:
-        """Nobody can tell what was committed: a person gives up pods that obey an operator who is no more."""
+        """The operator won't: a person gives up pods that obey an operator who is no more."""
         for host in list(self.nodes.hosts.values()):
             if host.obeys != self.operators[0].account_uid:
                 self.nodes.delete(host.uid)
@@ -271,10 +273,11 @@ class World:
 
     def _is_held(self) -> bool:
         """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
-        charge = self.chaos.charge
-        if charge is None or charge.spec.on_failure.type is not FailureType.HOLD:
+        last, hosts = self.api.fleet.status.last_finished, list(self.nodes.hosts.values())
+        if last is None or last.aftermath is not Aftermath.HELD:
             return False
-        return charge.status.phase is Phase.FAILED and charge.status.version == charge.spec.version
+        up = all(host.process is not None for host in hosts)
+        return up and len(hosts) == len(self.api.pods) == self.api.fleet.spec.replicas
 
     def _all_but_the_odd_ones(self, version: int) -> bool:
         """An engine that answers the probe differently from those that serve stays out until the next version."""
@@ -290,13 +293,17 @@ class World:
         versions = {host.process.state.weights.version for host in serving if host.process is not None}
         return bool(odd) and len(odd) + len(serving) == self.api.fleet.spec.replicas and versions == {version}
 
-    def _active(self, version: int) -> bool:
-        charge = self.chaos.charge
-        if charge is None or charge.status.version != version:
+    def _is_active(self) -> bool:
+        charge, last = self.chaos.charge, self.api.fleet.status.last_finished
+        if charge is None or charge.status.version != charge.spec.version:
             return False
         if charge.status.phase is Phase.FAILED:
-            raise BrokenPromise("always ends", f"a good version failed on a healthy fleet: {self.describe()}")
-        return charge.status.phase is Phase.ACTIVE and self._all_serve(version)
+            if last is None or last.reason != Reason.CANNOT_BE_FENCED:
+                raise BrokenPromise("always ends", f"a good version failed on a healthy fleet: {self.describe()}")
+            # A pod went while nobody looked: its kubelet must have had its time before anything may change.
+            self.chaos.ask(self.chaos.newest + 1)
+            return False
+        return charge.status.phase is Phase.ACTIVE and self._all_serve(charge.spec.version)
 
     def _stay_idle(self) -> None:
         """C31: nothing is written while nothing happens."""
