@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-LAYERS := unit charts contract integration e2e
+LAYERS := unit model charts contract integration e2e
 # With KUBECONFIG set, that cluster; else the local one.
 CLUSTER := eval "$$($(BIN)/python -m examples.demo.environment env)";
 
@@ -58,6 +58,14 @@ verify: lint types ## lint, types, and generated files equal to what would be ge
 .PHONY: unit
 unit: setup ## pure tests, under 20 s
 	@$(PYTEST) tests/unit -q -n 2
+
+.PHONY: model
+model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further
+ifdef SCHEDULES
+	@$(BIN)/python -m tests.model --schedules $(SCHEDULES) --seed $(or $(SEED),0) --processes 2
+else
+	@$(PYTEST) tests/model -q -n 2 --timeout 600
+endif
 
 .PHONY: vllm-venv
 vllm-venv: setup ## the environment with real vLLM for the CPU, kept outside the tree

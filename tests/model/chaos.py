@@ -267,6 +267,14 @@ class Chaos:
         """The control plane has lost it; clients have not."""
         self._nodes.lose(self._nodes.nodes[blow.who % len(self._nodes.nodes)], blow.seconds, cut=True)
 
+    def delete_on_silent_node(self, blow: Happening) -> None:
+        """Its pods are marked for deletion, and nobody there hears of it."""
+        node = self._nodes.nodes[blow.who % len(self._nodes.nodes)]
+        self._nodes.lose(node, blow.seconds, cut=bool(blow.who % 2))
+        for host in list(self._nodes.hosts.values()):
+            if host.node is node:
+                self._nodes.delete(host.uid)
+
     def api_down(self, blow: Happening) -> None:
         """For everybody."""
         self._api.down_until = max(self._api.down_until, self._clock.time + blow.seconds)

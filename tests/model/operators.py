@@ -35,6 +35,7 @@ from tests.support.builders import make_settings
 
 RESYNC_S = 60.0  # without news or a time to wake; the runtime's is longer
 HOLD_S = 0.1
+SILENCE_S = 12.0  # after which guards reopen; above the longest poll, and short so that it matters often
 LONGEST_BACK_OFF_S = 8.0
 FIRST_WORDS_S = 2.0  # that the first pass waits for its guards
 PASS_S = 60.0  # of one pass, as in the runtime
@@ -219,7 +220,7 @@ class Operator:
 
     def settings(self) -> Settings:
         """What it was started with."""
-        return make_settings(up_since=self.uptime.since, operator_uid=self.account_uid)
+        return make_settings(up_since=self.uptime.since, operator_uid=self.account_uid, operator_silence_s=SILENCE_S)
 
     def _observe(self, read: Read) -> Observed:
         pods = self._cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Phase, WeightVersion, WeightVersionStatus
 from rollfleet_protocol.commands import Command, Transfer
-from rollfleet_protocol.state import Gate, WeightsState
+from rollfleet_protocol.state import Gate, OperationName, WeightsState
 from tests.model.api_server import ApiServer
 from tests.model.clock import Clock
 from tests.model.engines import ModelEngine
@@ -18,6 +18,7 @@ from tests.support.builders import digest_of
 from tests.support.simulated_engine import MODEL_DIGEST
 
 PROBE_TOLERANCE = 1e-3
+SILENT_S = 1.0  # past the time at which a guard reopens by itself
 
 
 class BrokenPromise(AssertionError):  # noqa: N818 - a promise is broken, not an error made
@@ -78,7 +79,10 @@ class Auditor:
         probes: dict[tuple[int, ...], tuple[str, tuple[float, ...]]] = {}
         for host in self._nodes.hosts.values():
             process = host.process
-            if process is None or process.state.gate is Gate.CLOSED:
+            if process is None:
+                continue
+            if process.state.gate is Gate.CLOSED:
+                self._judge_closed(host, process)
                 continue
             self._judge_open(host, process)
             self._answered(host.uid, process.state.weights.version or 0)
@@ -88,6 +92,15 @@ class Auditor:
                 apart = max((abs(a - b) for a, b in zip(known, probe.logprobs, strict=True)), default=0.0)
                 if apart > PROBE_TOLERANCE:
                     raise BrokenPromise("agree", f"{name} and {host.uid} serve and differ by {apart:g} in the probe")
+
+    def _judge_closed(self, host: Host, process: ModelEngine) -> None:
+        """Nobody is held back on good weights by an operator that says nothing any more."""
+        state = process.state
+        if state.reopen_at is None or self._clock.time < state.reopen_at + SILENT_S:
+            return
+        held = state.alive and not state.draining and state.reopens and state.weights.state is WeightsState.VERIFIED
+        if held and (state.running is None or state.running.name is not OperationName.REOPEN):
+            raise BrokenPromise("owner", f"{host.uid} was to reopen at {state.reopen_at:.1f}")
 
     def _judge_open(self, host: Host, process: ModelEngine) -> None:
         weights, committed = process.state.weights, self.book.committed
