@@ -16,6 +16,7 @@ from tests.support.builders import NOW
 NODES = 3
 NOTICED_S = 40.0  # until the control plane calls a silent node NotReady
 EVICTED_S = 60.0  # until its pods are marked for deletion
+REPORT_S = 300.0  # how often a kubelet reports
 TAINTED_S = 10.0  # until a person says that a node is switched off
 HOOK_S = 1.0
 GRACE_S = 30
@@ -32,6 +33,7 @@ class Node:
     off_until: float = -1.0  # without power
     tainted: bool = False  # out of service, by a person's word
     ready_since: datetime | None = NOW  # by the API server
+    heard: datetime | None = NOW
 
 
 @dataclass
@@ -291,11 +293,12 @@ class Nodes:
     def views(self, names: Iterable[str]) -> dict[str, NodeView]:
         """As the API server tells them."""
         found = {node.name: node for node in self.nodes}
-        return {
-            name: NodeView(name, ready_since=found[name].ready_since, out_of_service=found[name].tainted)
-            for name in names
-            if name in found
-        }
+        return {name: self._view(found[name]) for name in names if name in found}
+
+    def _view(self, node: Node) -> NodeView:
+        if not self._silent(node):
+            node.heard = NOW + timedelta(seconds=self.clock.time // REPORT_S * REPORT_S)
+        return NodeView(node.name, ready_since=node.ready_since, heard=node.heard, out_of_service=node.tainted)
 
     def _on(self, node: Node) -> list[str]:
         return [uid for uid in list(self.api.pods) if uid in self.hosts and self.hosts[uid].node is node]
