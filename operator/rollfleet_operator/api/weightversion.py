@@ -7,11 +7,21 @@ from typing import Annotated
 from pydantic import Field
 
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
-from rollfleet_operator.api.rolloutengine import Outcome
+from rollfleet_operator.api.records import Outcome
 from rollfleet_operator.api.rules import discriminator_rule, rule, rules
+from rollfleet_operator.api.update_policies import FailureType, OnFailure, Rolling, Strategy, StrategyType
 from rollfleet_operator.api.volumes import CheckpointPath
 
-DEFAULT_ATTEMPTS = 3
+__all__ = [
+    "FailureType",
+    "OnFailure",
+    "Rolling",
+    "Strategy",
+    "StrategyType",
+    "WeightVersion",
+    "WeightVersionSpec",
+    "WeightVersionStatus",
+]
 
 
 class EngineRef(ApiModel):
@@ -65,45 +75,6 @@ class Pause(ApiModel):
     """For mode wait: seconds from closing the gates until requests that still run are aborted."""
 
 
-class StrategyType(StrEnum):
-    """How the fleet moves."""
-
-    ATOMIC = "Atomic"
-    ROLLING = "Rolling"
-
-
-class Rolling(ApiModel):
-    """How fast a fleet rolls."""
-
-    max_unavailable: Annotated[int, Field(ge=1, le=1000)] = 1
-    """Engines that are moved at once; never so many that fewer than spec.minServing serve."""
-
-
-class Strategy(
-    ApiModel,
-    json_schema_extra=rules(
-        rule(
-            "self.type == 'Rolling' || !has(self.rolling)",
-            "spec.strategy.rolling is only for spec.strategy.type Rolling",
-            field=".rolling",
-            forbidden=True,
-        )
-    ),
-):
-    """Discriminated union of strategies."""
-
-    type: StrategyType = StrategyType.ATOMIC
-    """Atomic: the fleet serves the old version, then nothing, then the new one; never both. Rolling: engines move batch
-    by batch and both versions answer meanwhile (condition MixedVersions); each answer says which."""
-    rolling: Rolling | None = None
-    """For type Rolling."""
-
-    @property
-    def max_unavailable(self) -> int:
-        """Engines that are moved at once."""
-        return (self.rolling or Rolling()).max_unavailable
-
-
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -121,43 +92,6 @@ class VerifySpec(ApiModel):
 
     probe: Probe = Probe()
     """Answered by every engine under the new weights before any of them opens."""
-
-
-class FailureType(StrEnum):
-    """What follows a failure after weights were touched."""
-
-    RETRY = "Retry"
-    ROLLBACK = "Rollback"
-    HOLD = "Hold"
-
-
-class OnFailure(
-    ApiModel,
-    json_schema_extra=rules(
-        rule(
-            "self.type == 'Retry' || !has(self.maxAttempts)",
-            "spec.onFailure.maxAttempts is only for spec.onFailure.type Retry",
-            field=".maxAttempts",
-            forbidden=True,
-        )
-    ),
-):
-    """Discriminated union: what follows a failure after weights were touched. Before that the old version reopens."""
-
-    type: FailureType = FailureType.RETRY
-    """Retry: again from Preparing with the members that are there then, the fleet closed meanwhile; after the last
-    attempt the committed version is restored if it is stored. Rollback: Failed at once, the committed version is
-    restored from its checkpoint; accepted only if it has one, or is version 0. Hold: Failed, and what was touched stays
-    as it is, closed, until a higher version, a new retryRequest or the deletion of this object."""
-    max_attempts: Annotated[int, Field(ge=1, le=100)] | None = None
-    """For type Retry: attempts in all; 3 where absent."""
-
-    @property
-    def attempts(self) -> int:
-        """Attempts in all."""
-        if self.type is not FailureType.RETRY:
-            return 1
-        return DEFAULT_ATTEMPTS if self.max_attempts is None else self.max_attempts
 
 
 class Deadlines(ApiModel):
