@@ -157,8 +157,11 @@ class PodStore:
         return set(self._by_key)
 
     def _is_untold(self, pod: Manifest) -> bool:
-        known = self._pods.get(pod["metadata"]["uid"])
-        return (known is None or known.revision < revision(pod)) and pod["metadata"]["uid"] not in self._gone
+        uid = pod["metadata"]["uid"]
+        known = self._pods.get(uid)
+        if fleet_of(pod) is None or uid in self._gone:  # a router's, or one that is over
+            return False
+        return known is None or known.revision < revision(pod)
 
 
 class FleetStore:

@@ -120,9 +120,10 @@ def test_a_list_casts_doubt_on_what_is_gone_and_adds_what_no_watch_told() -> Non
     store.upsert(make_pod(uid="gone", name="qwen-0-0-a"))
     store.upsert(make_pod(uid="stays", name="qwen-1-0-b"))
     before = store.snapshot("rl")
-    changed, untold = store.reconcile_list(
-        before, [make_pod(uid="stays", name="qwen-1-0-b"), make_pod(uid="new", name="qwen-2-0-c", revision=5)]
-    )
+    router = make_pod(uid="router", name="qwen-router-7d9f-x2x")  # in the list by its label, and nobody's news
+    router["metadata"]["ownerReferences"][0] |= {"kind": "ReplicaSet", "name": "qwen-router-7d9f"}
+    stays, new = make_pod(uid="stays", name="qwen-1-0-b"), make_pod(uid="new", name="qwen-2-0-c", revision=5)
+    changed, untold = store.reconcile_list(before, [stays, new, router])
     assert changed == {KEY}
     assert [pod["metadata"]["uid"] for pod in untold] == ["new"]
     assert {pod.uid for pod in store.pods(KEY, "f-1")} == {"gone", "stays", "new"}
