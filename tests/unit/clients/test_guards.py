@@ -1,5 +1,6 @@
 """The guards' client against a real TLS server on the loopback."""
 
+import asyncio
 import gzip
 import ssl
 from asyncio.sslproto import SSLProtocol
@@ -138,6 +139,36 @@ async def test_who_does_not_lead_may_look_and_not_command(
         assert client.waiting() == 0
     finally:
         await client.close()
+
+
+async def test_a_fleet_whose_engines_hang_holds_up_no_other(server: Server, client: GuardClient) -> None:
+    """More commands, and more first questions, than there are slots in all."""
+    await server.start()
+    over = asyncio.Event()
+
+    async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await over.wait()
+        writer.close()
+
+    mute = await asyncio.start_server(say_nothing, "0.0.0.0", 0)  # noqa: S104 - all of 127.0.0.0/8
+    large = FleetIdentity(namespace="rl", name="large", uid="f-2")
+    port = mute.sockets[0].getsockname()[1]
+    ends = [Endpoint(large, f"large-{n}-0-a", f"p-{n}", f"127.0.{n // 250}.{2 + n % 250}", port) for n in range(400)]
+    hanging = [asyncio.create_task(client.command(end, ARM)) for end in ends]
+    hanging += [asyncio.create_task(client.state(end, None)) for end in ends]
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(module.CONNECT_S - 1):
+            assert client.waiting() == 800 - module.MAX_COMMANDS_PER_FLEET - module.MAX_QUESTIONS_PER_FLEET
+            assert await client.state(endpoint(server), None) == make_state(4)
+            assert await client.command(endpoint(server), ARM) == make_state(4)
+    finally:
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        over.set()
+        mute.close()
+    assert client.waiting() == 0
 
 
 async def test_tls_connections_are_small_and_take_long_answers(server: Server, client: GuardClient) -> None:
