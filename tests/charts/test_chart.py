@@ -162,7 +162,7 @@ def wanted(needs: tuple[Need, ...]) -> set[tuple[str, str, str, str]]:
 def test_rights_are_exactly_those_that_the_operator_asks_for() -> None:
     objects = render(IMAGE)
     assert verbs(one(objects, "ClusterRole", "rollfleet-operator")) == wanted(NEEDED)
-    assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes")) == wanted(NEEDED_IN_CLUSTER)
+    assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes-system")) == wanted(NEEDED_IN_CLUSTER)
     own = one(objects, "Role", "rollfleet-operator-own")
     assert own["metadata"]["namespace"] == "system"
     assert verbs(own) == wanted(needed_at_home("rollfleet-operator", "rollfleet-operator"))
@@ -175,8 +175,8 @@ def test_watched_namespaces_get_a_role_each_and_the_cluster_one_for_nodes() -> N
     assert verbs(roles["rl"]) == verbs(roles["rl-2"]) == wanted(NEEDED)
     assert render(merged(IMAGE, {"watchNamespaces": None})) == render(IMAGE), "null is no namespace in particular"
     names = {o["metadata"]["name"] for o in objects if o["kind"] in {"ClusterRole", "ClusterRoleBinding"}}
-    assert names == {"rollfleet-view", "rollfleet-edit", "rollfleet-operator-nodes"}
-    assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes")) == wanted(NEEDED_IN_CLUSTER)
+    assert names == {"rollfleet-view", "rollfleet-edit", "rollfleet-operator-nodes-system"}
+    assert verbs(one(objects, "ClusterRole", "rollfleet-operator-nodes-system")) == wanted(NEEDED_IN_CLUSTER)
 
 
 @pytest.mark.parametrize("values", [{}, {"watchNamespaces": ["rl"]}], ids=["cluster", "namespaced"])
