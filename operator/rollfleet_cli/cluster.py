@@ -22,7 +22,7 @@ JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
 FIELD_MANAGER = "rollfleet-cli"
 BUSY, TRIES, LONGEST_RETRY_S = (429, 503), 5, 2.0  # with Retry-After: as while a CRD's storage is made ready
 MOST_OBJECTS = 1000  # of one list
-MOST_LOG_BYTES = 1 << 20
+MOST_LOG_BYTES = 8 << 20  # limitBytes cuts the newest off, so it must hold all lines that are asked for
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -137,9 +137,10 @@ class Cluster:
         where = f"{resource.kind} {namespace + '/' if namespace else ''}{name}"
         return self._get(resource.path(namespace, name), where)
 
-    def log(self, namespace: str, pod: str, lines: int) -> str:
-        """The last lines that a pod wrote."""
-        path, query = f"{PODS.path(namespace, pod)}/log", {"tailLines": str(lines), "limitBytes": str(MOST_LOG_BYTES)}
+    def log(self, namespace: str, pod: str, lines: int, within_s: int) -> str:
+        """The last lines that a pod wrote lately."""
+        path = f"{PODS.path(namespace, pod)}/log"
+        query = {"tailLines": str(lines), "sinceSeconds": str(within_s), "limitBytes": str(MOST_LOG_BYTES)}
         status, body = self._send("GET", path, {}, None, query)
         if status >= HTTP_BAD_REQUEST:
             _checked(status, body, f"log of {namespace}/{pod}")

@@ -6,6 +6,7 @@ accepted, what single engines say, what the update says, and what the fleet says
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from rollfleet_cli.remedies import (
@@ -18,7 +19,7 @@ from rollfleet_cli.remedies import (
     WAITING,
     Remedy,
 )
-from rollfleet_cli.snapshot import OperatorPod, Snapshot
+from rollfleet_cli.snapshot import LeaseView, OperatorPod, Snapshot
 from rollfleet_cli.view import find, holds
 from rollfleet_operator.api.meta import Condition
 from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngine
@@ -30,6 +31,7 @@ from rollfleet_operator.core.world import judge_epochs
 from rollfleet_protocol.state import EngineState, OperationStatus, WeightsState
 
 RUNNING = "Running"
+LEASE_AGE = timedelta(seconds=60)  # renewed every 2 s; the rest is for the difference between clocks
 SETTLED = (Phase.ACTIVE, Phase.FAILED)
 
 
@@ -80,12 +82,17 @@ def _finding(subject: str, reason: str, words: str, table: dict[str, Remedy]) ->
 
 def _operator(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
     view, subject = snapshot.operator, f"RolloutEngine/{fleet.metadata.name}"
-    if view.account and not view.pods and _waits_for_operator(snapshot, fleet):
+    acting = view.lease is not None and _is_renewed(view.lease, snapshot.now)
+    if view.account and not view.pods and not acting and _waits_for_operator(snapshot, fleet):
         words = f"no pod runs under ServiceAccount {view.account}, which the engines obey"
         yield _finding("Operator", "OperatorNotReady", f"{words} (unless it runs outside of the cluster)", OPERATOR)
     if view.pods and not any(pod.ready for pod in view.pods):
         words = "; ".join(_of_operator(pod) for pod in view.pods)
         yield _finding(f"Operator/{view.pods[0].namespace}", "OperatorNotReady", words, OPERATOR)
+    elif view.pods and view.lease is not None and not acting:
+        since = "never" if view.lease.renewed is None else f"last at {view.lease.renewed.isoformat()}"
+        words = f"the Lease names {view.lease.holder or 'nobody'}, and was renewed {since}"
+        yield _finding(f"Operator/{view.pods[0].namespace}", "NoLeader", words, OPERATOR)
     if not fleet.status.conditions:
         yield _finding(subject, "NotObserved", "its status is empty", OPERATOR)
     named: dict[str, RolloutEngine | WeightVersion] = {subject: fleet}
@@ -98,6 +105,11 @@ def _operator(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
         kind = {"pass failed": "PassFailed", "pass crashed": "PassCrashed"}.get(entry.message)
         if kind:
             yield _finding(f"Operator/{entry.pod}", kind, entry.error, OPERATOR)
+
+
+def _is_renewed(lease: LeaseView, now: datetime) -> bool:
+    """Lately, as far as this machine's clock can tell."""
+    return bool(lease.holder) and lease.renewed is not None and now - lease.renewed < LEASE_AGE
 
 
 def _waits_for_operator(snapshot: Snapshot, fleet: RolloutEngine) -> bool:

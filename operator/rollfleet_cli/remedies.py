@@ -20,6 +20,10 @@ OPERATOR = {
         "the operator is away, starting, or misses CRDs or permissions: its log names them",
         "read its log; `helm upgrade` brings CRDs and roles of its release",
     ),
+    "NoLeader": Remedy(
+        "no process of the operator acts: the API server does not answer it, or its processes get no CPU",
+        "read its log; it acts again by itself, or another replica takes over within seconds",
+    ),
     "PassFailed": Remedy(
         "the API server or a guard refused the operator, or did not answer",
         "it tries again by itself; cure what its words name",

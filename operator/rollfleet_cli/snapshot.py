@@ -13,13 +13,15 @@ from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.podviews import node_view
+from rollfleet_operator.core.leases import LeaseRecord
 from rollfleet_operator.core.observed import NodeView
-from rollfleet_operator.ports import CHILDREN, NODES, PODS, Manifest, Resource
+from rollfleet_operator.ports import CHILDREN, LEASES, NODES, PODS, Manifest, Resource
 from rollfleet_protocol.state import EngineState
 
 CORE_EVENTS = Resource("v1", "Event", "events")  # what kubelet and scheduler write, and ours too
 OPERATOR_LABEL = "app.kubernetes.io/part-of=rollfleet"
-LOG_LINES = 2000
+LOG_LINES = 1000
+LOG_S = 600  # what failed longer ago has been got over, or comes again
 MOST_LOG_ENTRIES = 20
 LOUD = ("warning", "error", "critical")
 Read = TypeVar("Read")
@@ -59,12 +61,21 @@ class LogEntry:
 
 
 @dataclass(frozen=True)
+class LeaseView:
+    """Which process of the operator may act."""
+
+    holder: str  # name of its pod where that is known; empty: nobody
+    renewed: datetime | None
+
+
+@dataclass(frozen=True)
 class OperatorView:
     """What is known of the operator, from outside of it."""
 
     account: str = ""  # namespace/name of the ServiceAccount that the engines obey; empty where no pod tells
     pods: tuple[OperatorPod, ...] = ()
     log: tuple[LogEntry, ...] = ()
+    lease: LeaseView | None = None  # None: there is none, or it may not be read
 
 
 @dataclass(frozen=True)
@@ -217,12 +228,32 @@ def _operator(
     log: list[LogEntry] = []
     for view in views:
         try:
-            text = cluster.log(view.namespace, view.name, LOG_LINES)
+            text = cluster.log(view.namespace, view.name, LOG_LINES, LOG_S)
         except CommandError as error:
             unknown.append(f"the operator's log: {error}")
         else:
             log += entries_about(f"{namespace}/{name}", view.name, text)
-    return OperatorView(told, views, tuple(log))
+    uids = {str(pod["metadata"]["uid"]): str(pod["metadata"]["name"]) for pod in found}
+    places = (
+        [told.split("/")]
+        if told
+        else [
+            [view.namespace, pod["spec"].get("serviceAccountName", "")]
+            for view, pod in zip(views[:1], found[:1], strict=True)
+        ]
+    )
+    lease = next((_lease(cluster, home, account, uids) for home, account in places if account), None)
+    return OperatorView(told, views, tuple(log), lease)
+
+
+def _lease(cluster: Cluster, home: str, account: str, uids: dict[str, str]) -> LeaseView | None:
+    """The chart names the Lease after the operator's account."""
+    try:
+        record = LeaseRecord.of(cluster.object(LEASES, home, account))
+    except (NotFoundError, ForbiddenError):
+        return None
+    renewed = datetime.fromisoformat(record.renewed) if record.renewed else None
+    return LeaseView(uids.get(record.holder, record.holder), renewed)
 
 
 def _operator_pod(pod: Manifest) -> OperatorPod:

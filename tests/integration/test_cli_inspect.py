@@ -130,7 +130,15 @@ async def test_who_may_only_read_is_told_what_is_missing(world: World, tmp_path:
     told = await reader("diagnose", "qwen", "-o", "json")
     assert told.code == 0, told.stderr
     assert told.document["state"]["serving"] == 1
+    assert told.document["findings"] == [], "that somebody may not ask is no fault of the fleet"
     assert any("Guards answer the operator's ServiceAccount only" in each for each in told.document["not_known"])
+    token = {"apiGroups": [""], "resources": ["serviceaccounts/token"], "verbs": ["create"]}
+    await world.cluster.merge_patch(ROLES, world.namespace, "reader", {"rules": [*READ, token]})
+    halfway = await reader("verify", "qwen")
+    assert halfway.code == 1
+    for words in ("pods/portforward", "forbidden", "docs/security.md"):
+        assert words in halfway.stderr
+    assert (await reader("verify", "qwen", "--via", "direct")).code == 0
     moved = await reader("bump", "qwen", "--checkpoint", "step-1")
     assert moved.code == 1
     assert "cannot create resource" in moved.stderr

@@ -15,7 +15,7 @@ import pytest
 from rollfleet_cli.asking import Answer
 from rollfleet_cli.diagnosing import Finding, diagnose
 from rollfleet_cli.remedies import ENGINES, EXIT_CODES, FAILED, NOT_ACCEPTED, UNAVAILABLE, WAITING
-from rollfleet_cli.snapshot import EventNote, OperatorPod, OperatorView, Snapshot, entries_about
+from rollfleet_cli.snapshot import EventNote, LeaseView, OperatorPod, OperatorView, Snapshot, entries_about
 from rollfleet_operator.api.rolloutengine import (
     EngineDetail,
     EnginesSummary,
@@ -177,6 +177,26 @@ def test_an_operator_that_is_gone_matters_where_something_waits_for_it() -> None
     assert findings(well_fleet(), make_version(2, phase=Phase.ACTIVE), operator=gone) == {}
     found = findings(well_fleet(), make_version(2, phase=Phase.PREPARING), operator=gone)["OperatorNotReady"]
     assert "no pod runs under ServiceAccount rollfleet/operator" in found.words
+
+
+LEASES = [
+    ("renewed", LeaseView("operator-1", NOW - timedelta(seconds=3)), False),
+    ("old", LeaseView("operator-1", NOW - timedelta(seconds=90)), True),
+    ("given back", LeaseView("", NOW), True),
+    ("never renewed", LeaseView("operator-1", None), True),
+    ("no election", None, False),
+]
+
+
+@pytest.mark.parametrize(("lease", "found"), [case[1:] for case in LEASES], ids=[case[0] for case in LEASES])
+def test_an_operator_of_which_no_process_acts(lease: LeaseView | None, found: bool) -> None:
+    ready = OperatorView("rollfleet/operator", (OperatorPod("operator-1", "rollfleet", ready=True),), lease=lease)
+    assert (set(findings(well_fleet(), operator=ready)) == {"NoLeader"}) is found
+
+
+def test_an_operator_that_runs_elsewhere_and_holds_the_lease_is_not_gone() -> None:
+    view = OperatorView("rollfleet/operator", lease=LeaseView("somewhere", NOW))
+    assert findings(well_fleet(), make_version(2, phase=Phase.PREPARING), operator=view) == {}
 
 
 @pytest.mark.parametrize(("message", "reason"), [("pass failed", "PassFailed"), ("pass crashed", "PassCrashed")])

@@ -5,9 +5,11 @@ from typing import Any
 
 from rollfleet_cli.asking import Answer, engine_config
 from rollfleet_cli.planning import MEMORY, Change, Planned, Seen, differences, foresee, observe
+from rollfleet_operator.api.members import Member
 from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus
 from rollfleet_operator.core.actions import ApplyObject
 from rollfleet_operator.core.objects.pod import build_pod
+from rollfleet_operator.core.observed import NodeView
 from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV
@@ -146,6 +148,25 @@ def test_engines_that_do_not_answer_are_named() -> None:
     silent = Answer[EngineState](whole.answers[0].pod, whole.answers[0].uid, error="connection refused")
     planned = foresee(seen(whole.fleet, answers=(silent, whole.answers[1])))
     assert planned.unreachable == (f"{silent.pod}: connection refused",)
+
+
+def test_an_engine_that_vanished_and_a_node_that_may_not_be_read_are_named() -> None:
+    fleet = settled(build_fleet(status=STATUS))
+    lost = Member(name="qwen-7-0-lost", uid="gone", ordinal=7, ip="198.51.100.99", node="node-9", vanished_since=NOW)
+    status = fleet.status.model_copy(update={"members": (*fleet.status.members, lost)})
+    fleet = fleet.model_copy(update={"status": status})
+    asked: list[str] = []
+
+    def read(name: str) -> NodeView | None:
+        asked.append(name)
+        return None
+
+    planned = foresee(seen(fleet, read_node=read))
+    assert asked == ["node-9"]
+    assert "nothing is known of nodes node-9: you may not read them" in planned.assumed
+    assert any(line.endswith("qwen-7-0-lost") for line in planned.assumed)
+    known = foresee(seen(fleet, read_node=lambda name: NodeView(name, exists=False)))
+    assert not any("nothing is known of nodes" in line for line in known.assumed)
 
 
 def test_differences_are_told_leaf_by_leaf() -> None:
