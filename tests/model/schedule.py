@@ -1,6 +1,7 @@
 """A schedule: everything that a search varies, as plain data made from a seed."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rollfleet_protocol.state import OperationName
@@ -77,8 +78,8 @@ class Schedule:
     happenings: tuple[Happening, ...]
 
 
-def schedule_of(seed: int) -> Schedule:
-    """The schedule of a seed: always the same."""
+def schedule_of(seed: int, kinds: Mapping[str, int] = KINDS) -> Schedule:
+    """The schedule of a seed: always the same. `kinds`: what happens in it, by weight."""
     rng = random.Random(seed)
     harsh = rng.choice((0.0, 0.3, 1.0))  # how bad the weather is between the blows
 
@@ -94,15 +95,15 @@ def schedule_of(seed: int) -> Schedule:
         net=NetFaults(lose_request=chance(0.1), lose_answer=chance(0.2), delay=chance(0.2)),
         api=ApiFaults(conflict=chance(0.1), lose_request=chance(0.1), lose_answer=chance(0.1)),
         pace=Pace(stall=chance(0.02), watch_lag_s=rng.choice((0.05, 0.05, 2.0))),
-        happenings=_happenings(rng),
+        happenings=_happenings(rng, kinds),
     )
 
 
-def _happenings(rng: random.Random) -> tuple[Happening, ...]:
+def _happenings(rng: random.Random, given: Mapping[str, int]) -> tuple[Happening, ...]:
     """Close together, so that one falls into what the other began."""
     found: list[Happening] = []
     at = 0.0
-    kinds, weights = tuple(KINDS), tuple(KINDS.values())
+    kinds, weights = tuple(given), tuple(given.values())
     for number in range(rng.randint(2, MAX_HAPPENINGS)):
         kind = "bump" if number == 0 else rng.choices(kinds, weights)[0]
         found.append(Happening(at, kind, rng.randrange(12), rng.choice(SECONDS)))

@@ -1,0 +1,302 @@
+"""Deliberate faults in the core, the guard and the runtime, each with the promise that finds it.
+
+They show that the model bites: `test_mutations.py` lives schedules with one of them until a promise breaks, and it
+must be one of those named here. Where the core and the guard both stand for something, both are spoilt.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from rollfleet_engine.guard import machine, orders
+from rollfleet_engine.guard.states import Decision as GuardDecision
+from rollfleet_engine.guard.states import GuardState, OperationRecord
+from rollfleet_operator.core import (
+    accept,
+    catch_up,
+    changing,
+    commit,
+    opening,
+    plan,
+    plan_weights,
+    quiescing,
+    vanished,
+    world,
+)
+from rollfleet_operator.core.policies import Deadline
+from rollfleet_protocol.commands import Open, Transfer
+from rollfleet_protocol.state import OperationName, Transferred, WeightsState
+from tests.model import operators
+from tests.model.api_server import ApiServer
+from tests.model.schedule import KINDS
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault. `promises`: any of these may be the first to break.
+
+    `focus`: what happens more often than all else in the schedules that look for it, where it takes a rare occasion.
+    """
+
+    name: str
+    spoil: Callable[[Patch], None]
+    promises: tuple[str, ...]
+    focus: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """What happens, by weight."""
+        return KINDS | dict.fromkeys(self.focus, 40)
+
+
+def _around(patch: Patch, holder: Any, name: str, wrap: Callable[..., Any]) -> None:
+    original = getattr(holder, name)
+    patch.setattr(holder, name, lambda *args, **named: wrap(original, *args, **named))
+
+
+def _no_arming(patch: Patch) -> None:
+    patch.setattr(quiescing, "_arm_all", lambda *_: [])
+    _around(
+        patch,
+        orders,
+        "_transfer_obstacle",
+        lambda call, command, state, in_flight: call(command, replace(state, armed=True), in_flight),
+    )
+
+
+def _register(patch: Patch, command: type, obey: Callable[..., GuardDecision]) -> None:
+    before = orders._obey.registry
+    patch.setattr(
+        orders, "_obey", lambda given, *rest: (obey if type(given) is command else before[type(given)])(given, *rest)
+    )
+
+
+def _fence(patch: Patch, is_held: Callable[[world.Engine], bool]) -> None:
+    _around(
+        patch,
+        world.Engine,
+        "fence",
+        lambda call, engine, epoch: world.Fence.HELD if is_held(engine) else call(engine, epoch),
+    )
+
+
+def _silence_is_a_fence(patch: Patch) -> None:
+    _fence(patch, lambda engine: engine.answering is None)
+
+
+def _label_instead_of_fence(patch: Patch) -> None:
+    """What does not answer loses its label, and counts as out of the way."""
+    _fence(patch, lambda engine: engine.answering is None and not engine.pod.serving_label)
+    _around(
+        patch,
+        plan,
+        "plan_labels",
+        lambda call, seen, committed, **named: (
+            *call(seen, committed, **named),
+            *(
+                plan_label(engine)
+                for engine in seen.engines
+                if engine.answering is None and engine.pod.serving_label and not engine.pod.vanished
+            ),
+        ),
+    )
+
+
+def plan_label(engine: world.Engine) -> operators.LabelPod:
+    """Take it away."""
+    return operators.LabelPod(engine.name, engine.pod.uid, serving=False)
+
+
+def _readiness_is_a_fence(patch: Patch) -> None:
+    _fence(patch, lambda engine: not engine.pod.ready)
+
+
+def _deletion_is_a_fence(patch: Patch) -> None:
+    _fence(patch, lambda engine: engine.pod.deleting)
+
+
+def _vanished_pods_are_forgotten(patch: Patch) -> None:
+    patch.setattr(vanished, "vanished", lambda *_: ())
+    patch.setattr(operators, "vanished", lambda *_: ())
+
+
+def _transfer_before_all_are_closed(patch: Patch) -> None:
+    _around(patch, quiescing, "_close_all", lambda call, *args: (call(*args), [])[1])
+    _around(patch, quiescing, "_arm_all", lambda call, *args: (call(*args), [])[1])
+
+
+def _commit_before_probe(patch: Patch) -> None:
+    def standing(call: Any, update: Any, target: Any, engine: Any, state: Any, step: OperationName) -> Any:
+        if step is OperationName.VERIFY and state.weights.state is WeightsState.LOADED:
+            return changing.Seat(target, engine, changing.Standing.DONE)
+        return call(update, target, engine, state, step)
+
+    _around(patch, changing, "_standing", standing)
+    patch.setattr(changing, "agree", lambda *_: frozenset())
+
+
+def _probes_are_not_compared(patch: Patch) -> None:
+    patch.setattr(changing, "agree", lambda *_: frozenset())
+    patch.setattr(catch_up, "compare", lambda *_: "")
+
+
+def _open_before_the_commit(patch: Patch) -> None:
+    def verify_all(call: Any, update: Any, seats: Any, seconds: float) -> None:
+        call(update, seats, seconds)
+        for seat in seats:
+            if seat.standing is changing.Standing.DONE and seat.engine is not None and seat.engine.state is not None:
+                state = seat.engine.state
+                given = {"incarnation": state.incarnation, "epoch": update.epoch}
+                update.work.give(seat.engine, Open(version=update.version, digest=state.weights.digest, **given))
+
+    _around(patch, changing, "_verify_all", verify_all)
+
+
+def _open_without_verified(patch: Patch) -> None:
+    """Neither the guard nor the core asks for more than Loaded."""
+
+    def loaded_will_do(call: Any, state: Any, committed: Any) -> bool:
+        weights = state.weights
+        if weights.state is WeightsState.LOADED:
+            state = state.model_copy(update={"weights": weights.model_copy(update={"state": WeightsState.VERIFIED})})
+        return bool(call(state, committed))
+
+    def obey(command: Open, state: GuardState, now: float, in_flight: int) -> GuardDecision:
+        if state.weights.state is WeightsState.LOADED and state.running is None and not state.draining:
+            return GuardDecision(orders.opened(replace(state, paused=False)))
+        return original(command, state, now, in_flight)
+
+    original = orders._obey.registry[Open]
+    _register(patch, Open, obey)
+    original_holds = world.holds
+    for module in (world, catch_up, plan_weights):
+        patch.setattr(module, "holds", lambda state, committed: loaded_will_do(original_holds, state, committed))
+    patch.setattr(catch_up.steps, "let_in", _open_at_once)
+
+
+def _open_at_once(epoch: int, engine: world.Engine, state: Any, work: Any) -> None:
+    version, digest = state.weights.version or 0, state.weights.digest
+    work.give(engine, Open(incarnation=state.incarnation, epoch=epoch, version=version, digest=digest))
+
+
+def _joiners_are_opened_as_they_are(patch: Patch) -> None:
+    """Verified once, at whatever version, is good enough."""
+    patch.setattr(
+        catch_up,
+        "holds",
+        lambda state, committed: state.weights.state is WeightsState.VERIFIED and committed is not None,
+    )
+
+
+def _joiners_go_on_in_an_update(patch: Patch) -> None:
+    def lead(call: Any, seen: Any, before: Any, update: Any, *rest: Any) -> Any:
+        epoch = before.epoch if update.catch_up_epoch is None else update.catch_up_epoch
+        return call(seen, before, replace(update, catch_up_epoch=epoch), *rest)
+
+    _around(patch, plan, "_catch_up", lead)
+
+
+def _epochs_are_not_compared(patch: Patch) -> None:
+    def obey(call: Any, state: GuardState, command: Any, *rest: Any) -> Any:
+        return call(replace(state, epoch=min(state.epoch, command.epoch)), command, *rest)
+
+    _around(patch, machine, "obey", obey)
+
+
+def _the_digest_is_not_compared(patch: Patch) -> None:
+    patch.setattr(machine, "_transfer_fault", lambda *_: None)
+
+    def succeed(call: Any, state: GuardState, ended: OperationRecord, result: Any) -> GuardState:
+        if isinstance(result, Transferred) and isinstance(ended.command, Transfer):
+            result = result.model_copy(update={"digest": ended.command.digest})
+        found: GuardState = call(state, ended, result)
+        return found
+
+    _around(patch, machine, "_succeed", succeed)
+
+
+def _writes_without_resource_version(patch: Patch) -> None:
+    _around(
+        patch,
+        ApiServer,
+        "replace_fleet_status",
+        lambda call, api, version, status: call(api, api.fleet_version, status),
+    )
+
+
+def _deadlines_are_ignored(patch: Patch) -> None:
+    patch.setattr(Deadline, "passed", lambda *_: False)
+
+
+def _the_committed_version_may_fall(patch: Patch) -> None:
+    patch.setattr(accept, "_judge_version", lambda *_: None)
+
+
+def _a_lost_record_is_a_new_fleet(patch: Patch) -> None:
+    patch.setattr(commit, "_is_new", lambda *_: True)
+
+
+def _silence_reopens_nothing(patch: Patch) -> None:
+    patch.setattr(machine, "_may_reopen_alone", lambda *_: False)
+
+
+def _failed_transfers_touch_nothing(patch: Patch) -> None:
+    """A transfer that broke half-way gives back what was held before."""
+    _around(
+        patch,
+        machine,
+        "_fail_transfer",
+        lambda call, state, running, *, touched: (
+            replace(state, weights=state.weights_before, weights_before=None)
+            if state.weights_before is not None
+            else call(state, running, touched=touched)
+        ),
+    )
+
+
+def _opening_waits_for_ever(patch: Patch) -> None:
+    patch.setattr(opening, "OPENING_S", 1e6)
+
+
+STALE, ATOMIC, FENCE, COMMIT, EPOCH, ENDS = "never stale", "atomic", "fence", "commit", "epoch", "always ends"
+
+MUTATIONS = (
+    Mutation("no arming", _no_arming, (FENCE, STALE)),
+    Mutation("label instead of fence", _label_instead_of_fence, (FENCE, STALE)),
+    Mutation("who does not answer counts as closed", _silence_is_a_fence, (FENCE, STALE)),
+    Mutation("who is not Ready counts as closed", _readiness_is_a_fence, (FENCE, STALE), ("bump", "lose_node")),
+    Mutation(
+        "a pod that is being deleted counts as closed",
+        _deletion_is_a_fence,
+        (FENCE, STALE),
+        ("bump", "delete_on_silent_node"),
+    ),
+    Mutation("vanished pods are forgotten", _vanished_pods_are_forgotten, (FENCE, STALE), ("bump", "collect_garbage")),
+    Mutation("transfer before all are closed", _transfer_before_all_are_closed, (FENCE, STALE)),
+    Mutation("commit before probe", _commit_before_probe, (COMMIT,)),
+    Mutation("probes are not compared", _probes_are_not_compared, ("agree",)),
+    Mutation("open before the commit", _open_before_the_commit, (STALE,)),
+    Mutation("open without verified", _open_without_verified, (STALE, COMMIT)),
+    Mutation("late joiner opened without catch-up", _joiners_are_opened_as_they_are, (STALE, ATOMIC)),
+    Mutation("late joiners go on while weights change", _joiners_go_on_in_an_update, (STALE, FENCE, ENDS)),
+    Mutation("epoch not compared", _epochs_are_not_compared, (EPOCH, STALE, FENCE)),
+    Mutation("digest not compared", _the_digest_is_not_compared, (STALE,)),
+    Mutation(
+        "a transfer that broke touched nothing",
+        _failed_transfers_touch_nothing,
+        (STALE,),
+        ("bump", "wrong_digest", "fail_step"),
+    ),
+    Mutation("status write without resourceVersion", _writes_without_resource_version, (EPOCH, COMMIT, STALE)),
+    Mutation("deadlines ignored", _deadlines_are_ignored, (ENDS,)),
+    Mutation("opening waits for ever", _opening_waits_for_ever, (ENDS,)),
+    Mutation("the committed version may fall", _the_committed_version_may_fall, (COMMIT,), ("create_version_again",)),
+    Mutation("a lost record counts as a new fleet", _a_lost_record_is_a_new_fleet, (STALE, ATOMIC, COMMIT)),
+    Mutation(
+        "silence reopens nothing", _silence_reopens_nothing, ("owner",), ("bump", "kill_all_operators", "cut_from_all")
+    ),
+)
