@@ -2,10 +2,10 @@
 
 import json
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -14,6 +14,8 @@ from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.state import EngineState, Operation, OperationStatus, ProbeReport, WeightsState
 from tests.contract.process import OPERATOR_UID, SUBJECT, EngineProcess, Site, until
 
+T = TypeVar("T")
+CATCHES = 8
 PROBE_TOKENS = (1, 2, 3, 5, 7, 11)
 STEP_TIMEOUT_S = 60.0
 SILENCE_S = 600.0
@@ -264,3 +266,24 @@ class Stream:
 def wait_in_flight(operator: Operator, count: int) -> None:
     """Until so many requests are inside."""
     until(lambda: operator.state().in_flight >= count, 10, f"{count} requests in flight")
+
+
+def catch_running(
+    operator: Operator, start: Callable[[], T], count: int, mode: str, path: str = "", **fields: Any
+) -> tuple[T, int, EngineState]:
+    """Start requests and close on them, under one epoch; again where the machine was so slow that they had ended.
+
+    With a path, version 2 is staged from it first.
+    """
+    for _ in range(CATCHES):
+        epoch = operator.next_epoch()
+        if path:
+            operator.prepare(epoch, 2, path)
+        started = start()
+        with suppress(AssertionError):
+            until(lambda: operator.state().in_flight >= count, 3, f"{count} requests in flight")
+        state = operator.close(epoch, 2, mode=mode, **fields)
+        if state.kept == count:
+            return started, epoch, state
+        operator.do("cancel", epoch)
+    raise AssertionError(f"in {CATCHES} attempts never {count} requests were running when the gate closed")

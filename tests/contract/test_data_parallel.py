@@ -14,7 +14,7 @@ import pytest
 
 from rollfleet_protocol.refusals import SPANS_HEADER
 from rollfleet_protocol.state import Gate
-from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, operation_of, wait_in_flight
+from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, catch_running, operation_of, wait_in_flight
 from tests.contract.conftest import run_engine
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site, until
@@ -113,11 +113,10 @@ def test_closing_ends_what_runs_on_every_rank(operator: Operator, client: Client
 def test_every_rank_keeps_its_requests(operator: Operator, client: Client, models: Models):
     operator.update(1, "step-1")
     old = client.complete(models.short_prompt, KEPT_ANSWER).text
-    epoch, digest = operator.next_epoch(), models.digest(2)
-    operator.prepare(epoch, 2, "step-2")
-    running = on_every_rank(client, models, KEPT_ANSWER)
-    wait_in_flight(operator, RANKS)
-    assert operator.close(epoch, 2, mode="keep").kept == RANKS
+    digest = models.digest(2)
+    running, epoch, _ = catch_running(
+        operator, lambda: on_every_rank(client, models, KEPT_ANSWER), RANKS, "keep", "step-2"
+    )
     operator.do("arm", epoch)
     operator.transfer(epoch, 2, digest)
     operator.verify(epoch, 2, digest)

@@ -4,7 +4,7 @@ import json
 import threading
 
 from rollfleet_protocol.state import Gate
-from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, Stream, wait_in_flight
+from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, Stream, catch_running, wait_in_flight
 from tests.contract.models import Models
 from tests.contract.process import until
 
@@ -78,12 +78,15 @@ def test_wait_aborts_what_is_left(serving: Operator, client: Client, models: Mod
 def test_keep_answers_from_both_versions_and_says_where(serving: Operator, client: Client, models: Models):
     prompt = models.short_prompt
     old = client.complete(prompt, KEPT_ANSWER).text
-    epoch = serving.next_epoch()
-    digest = _staged(serving, epoch)
+    digest = models.digest(2)
     assert client.complete(models.long_prompt, 1).version == 1  # fills blocks of the cache
-    whole, streamed = Running(client, prompt, KEPT_ANSWER), Listening(client, prompt, KEPT_ANSWER)
-    until(lambda: len(streamed.stream.answer.text) > 20, 20, "the stream has begun")
-    state = serving.close(epoch, 2, mode="keep")
+
+    def start() -> tuple[Running, Listening]:
+        whole, streamed = Running(client, prompt, KEPT_ANSWER), Listening(client, prompt, KEPT_ANSWER)
+        until(lambda: len(streamed.stream.answer.text) > 20, 20, "the stream has begun")
+        return whole, streamed
+
+    (whole, streamed), epoch, state = catch_running(serving, start, 2, "keep", "step-2")
     assert (state.gate, state.in_flight, state.kept, state.paused) == (Gate.CLOSED, 0, 2, True)
     heard = len(streamed.stream.answer.text)
     serving.do("arm", epoch)
@@ -110,18 +113,9 @@ def test_keep_answers_from_both_versions_and_says_where(serving: Operator, clien
     assert client.complete(prompt, 4).headers.get("X-Weight-Version-Spans") is None
 
 
-def _staged(serving: Operator, epoch: int) -> str:
-    state = serving.prepare(epoch, 2, "step-2")
-    assert state.staged is not None
-    return state.staged.digest
-
-
 def test_a_cancelled_keep_changes_nothing_for_the_request(serving: Operator, client: Client, models: Models):
     old = client.complete(models.short_prompt, KEPT_ANSWER).text
-    running = Running(client, models.short_prompt, KEPT_ANSWER)
-    wait_in_flight(serving, 1)
-    epoch = serving.next_epoch()
-    assert serving.close(epoch, 2, mode="keep").kept == 1
+    running, epoch, _ = catch_running(serving, lambda: Running(client, models.short_prompt, KEPT_ANSWER), 1, "keep")
     serving.do("cancel", epoch)
     answer = running.answer()
     assert (answer.text, answer.finish_reason, answer.version) == (old, "length", 1)
@@ -141,10 +135,7 @@ def test_a_request_that_demands_its_version_is_not_kept(serving: Operator, clien
 def test_kept_requests_end_where_the_update_is_given_up_for_one_that_aborts(
     serving: Operator, client: Client, models: Models
 ):
-    running = Running(client, models.short_prompt, LONG_ANSWER)
-    wait_in_flight(serving, 1)
-    epoch = serving.next_epoch()
-    assert serving.close(epoch, 2, mode="keep").kept == 1
+    running, epoch, _ = catch_running(serving, lambda: Running(client, models.short_prompt, LONG_ANSWER), 1, "keep")
     state = serving.close(epoch + 1, 2)
     assert (state.in_flight, state.kept) == (0, 0)
     answer = running.answer()
@@ -153,10 +144,9 @@ def test_kept_requests_end_where_the_update_is_given_up_for_one_that_aborts(
 
 
 def test_nobody_is_kept_for_ever(serving: Operator, client: Client, models: Models):
-    running = Running(client, models.short_prompt, LONG_ANSWER)
-    wait_in_flight(serving, 1)
-    epoch = serving.next_epoch()
-    assert serving.close(epoch, 2, mode="keep", keepSeconds=0.5).kept == 1
+    running, epoch, _ = catch_running(
+        serving, lambda: Running(client, models.short_prompt, LONG_ANSWER), 1, "keep", keepSeconds=1
+    )
     assert running.answer().status == 503
     until(lambda: serving.state().kept == 0, 5, "nobody is kept")
     serving.do("cancel", epoch)
