@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from devtools import vllm_venv
-from tests.support.tiny import ROOT, source_path
+from devtools.tiny_models import ROOT
+from tests.support.tiny import source_path
 
 START_TIMEOUT_S = 240.0
 CALL_TIMEOUT_S = 90.0
