@@ -17,7 +17,7 @@ from rollfleet_operator.core.policies import Deadline, seconds_text
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.vanished import unfenced_text
-from rollfleet_operator.core.work import Work, busy
+from rollfleet_operator.core.work import Work, back_off_until, busy
 from rollfleet_operator.core.world import Engine, Fence, World
 from rollfleet_protocol.commands import Arm, Close, PauseMode
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus
@@ -208,7 +208,7 @@ def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngin
         return hold_up(engine, Reason.ENGINE_UNREACHABLE, text.rstrip(": "))
     if engine.quarantined:
         return hold_up(engine, Reason.QUARANTINED, f"may answer under epoch {state.epoch}: delete the pod")
-    if fence is Fence.CLOSED and quiet(engine, state, update.epoch):
+    if fence is Fence.CLOSED and quiet(engine, state, update.epoch, update.now):
         arm(update, engine, state)
         return hold_up(engine, Reason.QUIESCING, "is being armed")
     close(update, engine, state, deadline)
@@ -224,12 +224,16 @@ def _was_armed_before(update: Update, engine: Engine) -> bool:
     return state.armed and state.gate is Gate.CLOSED and state.in_flight == 0
 
 
-def quiet(engine: Engine, state: EngineState, epoch: int) -> bool:
-    """Whether Arm can follow. A guard that was paused under an older epoch looks alike, and tells by refusing Arm."""
+def quiet(engine: Engine, state: EngineState, epoch: int, now: datetime) -> bool:
+    """Whether Arm can follow.
+
+    A guard that was paused under an older epoch looks alike, and tells by refusing Arm: then Close comes first. It says
+    nothing where it was closed already, so Arm is tried again once the refusal has backed off.
+    """
     if state.gate is Gate.OPEN or state.in_flight > 0 or state.epoch != epoch or not state.paused:
         return False
-    arm_refused = engine.guard is not None and any(name == "Arm" for name, _ in engine.guard.refusals)
-    return state.armed or just_closed(state, epoch) or not arm_refused
+    due = back_off_until(engine, Arm.__name__)
+    return state.armed or just_closed(state, epoch) or due is None or now >= due
 
 
 def just_closed(state: EngineState, epoch: int) -> bool:

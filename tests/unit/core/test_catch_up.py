@@ -1,5 +1,6 @@
 """Late joiners: the next command from wherever an engine is, and what happens to those that get no further."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -234,6 +235,15 @@ def test_a_refusal_does_not_make_a_hot_loop() -> None:
     operation = make_operation(OperationName.CLOSE, OperationStatus.SUCCEEDED, epoch=4, version=3)
     decision = plan(observed(closed(staged=staged(), operation=operation), **refused), NOW)
     assert isinstance(told(decision), Close), "a guard that refuses Arm was paused under an older epoch"
+
+
+def test_an_engine_that_is_closed_already_is_armed_once_an_old_refusal_has_backed_off() -> None:
+    """Close starts nothing there, so no newer operation ever tells that Arm would be taken now."""
+    refused = {"refusals": (("Arm", "busy"),), "setbacks": 2, "last_setback": NOW}
+    operation = make_operation(OperationName.PREPARE, OperationStatus.SUCCEEDED, epoch=EPOCH, version=3)
+    snapshot = observed(closed(staged=staged(), operation=operation), **refused)
+    assert isinstance(told(plan(snapshot, NOW)), Close)
+    assert isinstance(told(plan(snapshot, NOW + timedelta(seconds=2))), Arm)
 
 
 def test_files_that_changed_since_they_were_staged_are_staged_anew_under_a_new_epoch() -> None:

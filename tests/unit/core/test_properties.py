@@ -230,8 +230,24 @@ QUIET = Scenario(
 )
 
 
+ARM_REFUSED = Scenario(  # found by a search: an old refusal of Arm kept an engine closed for ever
+    seed=4253,
+    replicas=1,
+    load_s=0.1,
+    step_s=(1.0, 8.0, 0.01, 8.0),
+    faults=Faults(lose_command=0.1, lose_answer=0.05, skip_poll=0.125, conflict=0.05, crash_in_apply=0.025),
+    bumps=(
+        ((), False, False),
+        ((Blow(15.0, "cut off", 3, 80.0),), False, True),
+        ((Blow(5.0, "fail", 0, 1.0), Blow(15.0, "cut off", 3, 80.0), Blow(0.35, "delete", 3, 1.0)), False, False),
+    ),
+    retries=True,
+)
+
+
 @given(scenarios)
 @example(QUIET)
+@example(ARM_REFUSED)
 @example(replace(QUIET, faults=Faults(delay_command=0.3, lose_answer=0.2, skip_poll=0.3), replicas=3))
 @example(replace(QUIET, bumps=(((Blow(0.25, "down", 0, 40.0), Blow(0.25, "crash", 1, 1.0)), False, False),)))
 @settings(
