@@ -89,7 +89,11 @@ contract: vllm-venv ## one suite against the simulator and against real vLLM, an
 
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server
-	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300
+	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300 -m "not full"
+
+.PHONY: integration-full
+integration-full: prepare ## more of the same: leaders lost and API servers gone in further phases of an update
+	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300 -m full
 
 .PHONY: e2e
 e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
@@ -105,7 +109,7 @@ soak: prepare ## 500 updates of 16 simulated engines with random faults
 
 .PHONY: test-full
 test-full: test ## `make test`, and what takes longer: the whole matrix of kills, the soak
-	@$(PYTHON) -m devtools.layers kills soak
+	@$(PYTHON) -m devtools.layers integration-full kills soak
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

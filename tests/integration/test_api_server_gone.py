@@ -44,7 +44,12 @@ def resync_rarely(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "phase"), [(Way.REFUSED, "Preparing"), (Way.DEAD, "Quiescing"), (Way.REFUSED, "Transferring")]
+    ("way", "phase"),
+    [
+        pytest.param(Way.REFUSED, "Preparing", marks=pytest.mark.full),
+        pytest.param(Way.DEAD, "Quiescing", marks=pytest.mark.full),
+        (Way.REFUSED, "Transferring"),
+    ],
 )
 async def test_an_outage_in_mid_update_costs_no_deadline(world: World, proxy: ApiProxy, way: Way, phase: str) -> None:
     world.operator.arguments = (*world.operator.arguments, "--lease", "operator")
