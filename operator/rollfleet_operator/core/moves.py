@@ -232,6 +232,9 @@ def quiet(engine: Engine, state: EngineState, epoch: int, now: datetime) -> bool
     """
     if state.gate is Gate.OPEN or state.in_flight > 0 or state.epoch != epoch or not state.paused:
         return False
+    newest = state.operation
+    if newest is not None and newest.name is OperationName.CLOSE and newest.status is OperationStatus.FAILED:
+        return state.armed  # it paused and did not drain: Arm would be refused again and again
     due = back_off_until(engine, Arm.__name__)
     return state.armed or just_closed(state, epoch) or due is None or now >= due
 

@@ -246,6 +246,14 @@ def test_an_engine_that_is_closed_already_is_armed_once_an_old_refusal_has_backe
     assert isinstance(told(plan(snapshot, NOW + timedelta(seconds=2))), Arm)
 
 
+def test_a_close_that_failed_is_given_again_and_no_arm_before_it() -> None:
+    failure = Failure(reason=FailureReason.PAUSE_FAILED, message="rank 3 hangs")
+    operation = make_operation(OperationName.CLOSE, OperationStatus.FAILED, epoch=EPOCH, version=3, failure=failure)
+    refused = {"refusals": (("Arm", "not quiesced"),), "setbacks": 2, "last_setback": NOW}
+    snapshot = observed(closed(staged=staged(), operation=operation), **refused)
+    assert isinstance(told(plan(snapshot, NOW + timedelta(seconds=2))), Close)
+
+
 def test_files_that_changed_since_they_were_staged_are_staged_anew_under_a_new_epoch() -> None:
     failure = Failure(reason=FailureReason.CHECKPOINT_CHANGED, message="model.safetensors has another size")
     operation = make_operation(OperationName.TRANSFER, OperationStatus.FAILED, epoch=EPOCH, version=3, failure=failure)
