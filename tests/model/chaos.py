@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from rollfleet_operator.api.meta import ObjectMeta
 from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure, WeightVersion
+from rollfleet_operator.api.weightversion import (
+    Deadlines,
+    FailureType,
+    OnFailure,
+    Rolling,
+    Strategy,
+    StrategyType,
+    WeightVersion,
+)
 from rollfleet_operator.core.accept import in_charge
 from rollfleet_protocol.state import FailureReason, OperationName
 from tests.model.api_server import ApiServer
@@ -25,6 +33,7 @@ REASONS = {
     OperationName.VERIFY: FailureReason.CACHE_RESET_FAILED,
     OperationName.REOPEN: FailureReason.PAUSE_FAILED,
 }
+ATOMIC = Strategy()
 RETRY = OnFailure()
 ON_FAILURE = (
     RETRY,
@@ -74,10 +83,11 @@ class Chaos:
         present = tuple(weight_version for weight_version, _ in self._api.weight_versions.values())
         return in_charge(present, self._auditor.book.committed)
 
-    def ask(self, version: int, path: str = "", on_failure: OnFailure = RETRY) -> None:
+    def ask(self, version: int, path: str = "", on_failure: OnFailure = RETRY, strategy: Strategy = ATOMIC) -> None:
         """kubectl apply: raise the version, or create the object."""
         self.newest = max(self.newest, version)
         spec: dict[str, object] = {"path": path or None, "deadlines": DEADLINES, "on_failure": on_failure}
+        spec["strategy"] = strategy
         wanted = make_weight_version(version, **spec)
         known = self.charge
         if known is None:
@@ -97,6 +107,11 @@ class Chaos:
         version = self.newest + 1
         path = f"step-{max(1, version - 2)}" if blow.who % 3 == 2 and version > 2 else ""
         self.ask(version, path, ON_FAILURE[blow.who % len(ON_FAILURE)])
+
+    def roll(self, blow: Happening) -> None:
+        """A higher version, batch by batch."""
+        rolling = Strategy(type=StrategyType.ROLLING, rolling=Rolling(max_unavailable=1 + blow.who % 2))
+        self.ask(self.newest + 1, "", ON_FAILURE[blow.who % len(ON_FAILURE)], rolling)
 
     def bump_to_broken(self, blow: Happening) -> None:
         """Half-written, and whole after a while."""

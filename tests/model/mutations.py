@@ -18,7 +18,6 @@ from rollfleet_operator.core import (
     catch_up,
     changing,
     commit,
-    opening,
     plan,
     plan_weights,
     quiescing,
@@ -258,10 +257,6 @@ def _failed_transfers_touch_nothing(patch: Patch) -> None:
     )
 
 
-def _opening_waits_for_ever(patch: Patch) -> None:
-    patch.setattr(opening, "OPENING_S", 1e6)
-
-
 STALE, ATOMIC, FENCE, COMMIT, EPOCH, ENDS = "never stale", "atomic", "fence", "commit", "epoch", "always ends"
 
 MUTATIONS = (
@@ -281,7 +276,7 @@ MUTATIONS = (
     Mutation("probes are not compared", _probes_are_not_compared, ("agree",)),
     Mutation("open before the commit", _open_before_the_commit, (STALE,)),
     Mutation("open without verified", _open_without_verified, (STALE, COMMIT)),
-    Mutation("late joiner opened without catch-up", _joiners_are_opened_as_they_are, (STALE, ATOMIC)),
+    Mutation("late joiner opened without catch-up", _joiners_are_opened_as_they_are, (STALE, ATOMIC, ENDS)),
     Mutation("late joiners go on while weights change", _joiners_go_on_in_an_update, (STALE, FENCE, ENDS)),
     Mutation("epoch not compared", _epochs_are_not_compared, (EPOCH, STALE, FENCE)),
     Mutation("digest not compared", _the_digest_is_not_compared, (STALE,)),
@@ -293,9 +288,13 @@ MUTATIONS = (
     ),
     Mutation("status write without resourceVersion", _writes_without_resource_version, (EPOCH, COMMIT, STALE)),
     Mutation("deadlines ignored", _deadlines_are_ignored, (ENDS,)),
-    Mutation("opening waits for ever", _opening_waits_for_ever, (ENDS,)),
     Mutation("the committed version may fall", _the_committed_version_may_fall, (COMMIT,), ("create_version_again",)),
-    Mutation("a lost record counts as a new fleet", _a_lost_record_is_a_new_fleet, (STALE, ATOMIC, COMMIT)),
+    Mutation(
+        "a lost record counts as a new fleet",
+        _a_lost_record_is_a_new_fleet,
+        (STALE, ATOMIC, COMMIT),
+        ("bump", "lose_status"),
+    ),
     Mutation(
         "silence reopens nothing", _silence_reopens_nothing, ("owner",), ("bump", "kill_all_operators", "cut_from_all")
     ),

@@ -7,7 +7,7 @@ answered and when. It looks at what engines really hold, not at what they say.
 from dataclasses import dataclass, field
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Phase, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import Phase, StrategyType, WeightVersion, WeightVersionStatus
 from rollfleet_protocol.commands import Command, Transfer
 from rollfleet_protocol.state import Gate, OperationName, WeightsState
 from tests.model.api_server import ApiServer
@@ -76,7 +76,7 @@ class Auditor:
 
     def look(self) -> None:
         """Every client asks every engine that it can reach, whatever the control plane knows of it."""
-        probes: dict[tuple[int, ...], tuple[str, tuple[float, ...]]] = {}
+        probes: dict[tuple[int, tuple[int, ...]], tuple[str, tuple[float, ...]]] = {}  # by version and tokens
         for host in self._nodes.hosts.values():
             process = host.process
             if process is None:
@@ -88,7 +88,7 @@ class Auditor:
             self._answered(host.uid, process.state.weights.version or 0)
             probe = process.state.probe
             if probe is not None and probe.version == process.state.weights.version:
-                name, known = probes.setdefault(probe.tokens, (host.uid, probe.logprobs))
+                name, known = probes.setdefault((probe.version, probe.tokens), (host.uid, probe.logprobs))
                 apart = max((abs(a - b) for a, b in zip(known, probe.logprobs, strict=True)), default=0.0)
                 if apart > PROBE_TOLERANCE:
                     raise BrokenPromise("agree", f"{name} and {host.uid} serve and differ by {apart:g} in the probe")
@@ -108,6 +108,11 @@ class Auditor:
             raise BrokenPromise("never stale", f"{host.uid} is open on weights that are {weights.state}")
         if committed is None:
             raise BrokenPromise("never stale", f"{host.uid} is open before anything was committed")
+        previous = committed.previous
+        if previous is not None and weights.version == previous.version:
+            if previous.digest not in (None, weights.digest):
+                raise BrokenPromise("never stale", f"{host.uid} answers from {weights}, recorded is {previous}")
+            return
         if weights.version != committed.version:
             raise BrokenPromise(
                 "never stale", f"{host.uid} answers at {weights.version}, committed is {committed.version}"
@@ -118,7 +123,9 @@ class Auditor:
 
     def _answered(self, who: str, version: int) -> None:
         book = self.book
-        if version < book.highest_answered and not book.lost:
+        previous = None if book.committed is None else book.committed.previous
+        mixed = previous is not None and previous.version == version  # a fleet that rolls says so
+        if version < book.highest_answered and not (book.lost or mixed):
             raise BrokenPromise("atomic", f"{who} answered at {version} after {book.highest_answered} was answered")
         book.highest_answered = max(book.highest_answered, version)
         if not book.answers or book.answers[-1].version != version:
@@ -179,6 +186,8 @@ class Auditor:
         committed = self.book.committed
         if committed is not None and command.version == committed.version:
             return
+        if any(each.spec.strategy.type is StrategyType.ROLLING for each, _ in self._api.weight_versions.values()):
+            return  # the others answer meanwhile: that is what is asked for
         for other in self._nodes.running:
             process = other.process
             if process is None or other is host:
@@ -197,6 +206,9 @@ class Auditor:
             return
         if after.committed is None:
             raise BrokenPromise("commit", "an operator took the commit record away")
+        if not book.lost and _same(book.committed, after.committed):  # the roll ended
+            book.committed = after.committed
+            return
         if book.committed is not None and not book.lost and after.committed.version <= book.committed.version:
             raise BrokenPromise("commit", f"from {book.committed.version} back to {after.committed.version}")
         self._judge_commit(after.committed, found_again=book.lost and before.committed is None)
@@ -243,3 +255,10 @@ class Auditor:
     def status_lost(self) -> None:
         """Somebody restored the objects from a backup without their statuses."""
         self.book.lost = self.book.ever_lost = True
+
+
+def _same(one: Committed | None, other: Committed) -> bool:
+    """Whether only the version before, or who is excluded, was recorded anew."""
+    if one is None:
+        return False
+    return (one.version, one.digest, one.weight_version_uid) == (other.version, other.digest, other.weight_version_uid)

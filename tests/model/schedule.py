@@ -16,6 +16,7 @@ STEPS = (OperationName.PREPARE, OperationName.CLOSE, OperationName.TRANSFER, Ope
 # What happens, and how often compared with the rest. The words are methods of `Chaos`.
 KINDS = {
     "bump": 10,
+    "roll": 4,
     "bump_to_broken": 3,
     "kill_operator": 5,
     "kill_all_operators": 2,
