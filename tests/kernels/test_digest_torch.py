@@ -6,7 +6,7 @@ import os
 import subprocess
 
 from devtools import vllm_venv
-from tests.support.tiny import ROOT, source_path
+from devtools.tiny_models import ROOT, source_path
 
 CHECK = """
 import json, sys
