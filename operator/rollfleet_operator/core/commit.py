@@ -2,6 +2,8 @@
 
 A new fleet verifies version 0, its model.path as loaded at start, under epoch 1, which is kept for that. It commits
 as soon as every engine that is up has answered the probe and all agree; engines that come up later are late joiners.
+One that is up and does not answer is waited for: where the status, the WeightVersion and its guard's word are lost
+together, it may be open at a version that nobody remembers.
 Waiting for all replicas would let one engine that finds no node keep the whole fleet from serving.
 
 A lost record: whatever the open guards hold is committed, if they agree and every engine that may be open was asked.
@@ -87,6 +89,10 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
             pending = pending or failed is None
     if pending or not verified:
         return CommitPlan(record, first=True)
+    silent = _silent(world, record)
+    if silent:
+        text = f"{silent} may be open and does not answer: nobody can tell that this fleet is new before it does"
+        return CommitPlan(record, first=True, reason=Reason.COMMIT_UNKNOWN, message=text)
     found = compare(verified, Decimal(str(world.settings.probe_tolerance)))
     if isinstance(found, Disagreement):
         return CommitPlan(record, first=True, reason=Reason.PROBES_DISAGREE, message=found.text)
@@ -95,11 +101,9 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
 
 
 def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion, ...], work: Work) -> CommitPlan:
-    silent = [engine.name for engine in world.engines if engine.fence(record.epoch) is Fence.UNKNOWN]
+    silent = _silent(world, record)
     if silent:
-        text = (
-            f"the record of the committed version is lost, and {', '.join(silent[:3])} may be open and does not answer"
-        )
+        text = f"the record of the committed version is lost, and {silent} may be open and does not answer"
         return CommitPlan(record, reason=Reason.COMMIT_UNKNOWN, message=text)
     held = {_identity(state.weights): (engine, state) for engine, state in _open(world)}
     if len(held) == 1:
@@ -112,6 +116,12 @@ def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion,
     cure = "create a WeightVersion, or raise spec.version of the present one, with the checkpoint that shall be served"
     text = f"the record of the committed version is lost and {seen}: {cure}"
     return CommitPlan(_follow(world, record), reason=Reason.COMMIT_UNKNOWN, message=text)
+
+
+def _silent(world: World, record: Record) -> str:
+    """Engines that may be open, and of which nobody knows at which version; empty where there are none."""
+    found = [engine.name for engine in world.engines if engine.fence(record.epoch) is Fence.UNKNOWN]
+    return ", ".join(found[:3])
 
 
 def _open(world: World) -> list[tuple[Engine, EngineState]]:

@@ -1,5 +1,6 @@
 """What is committed where no update says so: a new fleet, and a lost record."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -93,9 +94,21 @@ def test_then_every_engine_that_is_up_answers_the_probe() -> None:
 
 def test_it_waits_for_those_that_are_up_and_not_for_those_that_are_not() -> None:
     assert status(plan(observed(1, verified(), initial(epoch=1)), NOW)).committed is None
-    committed = status(plan(observed(1, verified(), None), NOW)).committed
+    seen = observed(1, verified(), None)
+    loading = replace(seen, pods=(seen.pods[0], replace(seen.pods[1], started=False)))
+    committed = status(plan(loading, NOW)).committed
     assert committed is not None
     assert (committed.version, committed.digest, committed.checkpoint) == (0, None, None)
+
+
+def test_it_waits_for_an_engine_that_may_be_open_and_does_not_answer() -> None:
+    """Where status, WeightVersion and this guard's word are lost together, the fleet looks new and is not."""
+    told = status(plan(observed(1, verified(), None), NOW))
+    assert told.committed is None
+    condition = find(told.conditions, "Available")
+    assert condition is not None
+    assert (condition.status, condition.reason) == ("False", "CommitUnknown")
+    assert "qwen-1" in condition.message
 
 
 def test_an_engine_that_fails_the_probe_does_not_keep_the_others_from_serving() -> None:
