@@ -1,6 +1,6 @@
 """The processes of a cluster as data: what to run, after what, and how to see that it is ready."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,13 @@ class Component:
         return asdict(self)
 
 
+# What tests kill, and what ends by itself when the API server was away for too long to renew a lease.
+RESTARTED = ("device-plugin", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
+
+
 def components(plan: AddressPlan, paths: Paths, binaries: Path) -> tuple[Component, ...]:
     """In the order of start."""
-    return (
+    made = (
         Component(
             "containerd",
             ("containerd", "--config", f"{paths.config}/containerd.toml"),
@@ -49,7 +53,7 @@ def components(plan: AddressPlan, paths: Paths, binaries: Path) -> tuple[Compone
         ),
         _etcd(plan, paths, binaries),
         # First of the kubelet's friends, so that the devices are registered the moment that the kubelet listens.
-        Component("device-plugin", _device_plugin(binaries), restart=True),
+        Component("device-plugin", _device_plugin(binaries)),
         _apiserver(plan, paths, binaries),
         _controller_manager(plan, paths, binaries),
         _scheduler(plan, paths, binaries),
@@ -67,6 +71,7 @@ def components(plan: AddressPlan, paths: Paths, binaries: Path) -> tuple[Compone
             ready=f"http://{plan.gateway}:{plan.dns_ready_port}/ready",
         ),
     )
+    return tuple(replace(each, restart=each.name in RESTARTED) for each in made)
 
 
 def _device_plugin(binaries: Path) -> tuple[str, ...]:

@@ -84,9 +84,9 @@ def test_components_survive_the_way_through_the_plan_file() -> None:
         assert components.Component.from_json(json.loads(json.dumps(component.to_json()))) == component
 
 
-def test_only_the_device_plugin_is_restarted() -> None:
-    restarted = [c.name for c in components.components(PLAN, PATHS, Path("/bin")) if c.restart]
-    assert restarted == ["device-plugin"]
+def test_what_may_be_killed_is_restarted_and_what_holds_the_data_is_not() -> None:
+    restarted = {c.name for c in components.components(PLAN, PATHS, Path("/bin")) if c.restart}
+    assert restarted == {"device-plugin", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"}
 
 
 def test_the_api_server_is_reached_by_its_bridge_address_only() -> None:
