@@ -75,22 +75,30 @@ async def _component(name: str) -> None:
     _kill(pids)
 
 
-async def api_server(_: Fleet) -> None:
-    """It is started again at once; until it answers nobody can read or write anything."""
-    await _component("kube-apiserver")
+async def _answers(path: str) -> None:
+    """Wait until the API server answers this path."""
     async with asyncio.timeout(API_TIMEOUT_S):
         while True:
             try:
-                await kubectl("get", "--raw", "/readyz", timeout_s=5)
+                await kubectl("get", "--raw", path, timeout_s=5)
             except KubectlError:
                 await asyncio.sleep(0.2)
             else:
                 return
 
 
+async def api_server(_: Fleet) -> None:
+    """It is started again at once; until it answers nobody can read or write anything."""
+    await _component("kube-apiserver")
+    await _answers("/readyz")
+
+
 async def kubelet(_: Fleet) -> None:
-    """Containers go on without it."""
+    """Containers go on without it; it is started again at once."""
+    document = json.loads(await kubectl("get", "nodes", "-o", "json"))
+    (node,) = (each["metadata"]["name"] for each in document["items"])
     await _component("kubelet")
+    await _answers(f"/api/v1/nodes/{node}/proxy/healthz")
 
 
 VICTIMS: dict[str, Kill] = {
