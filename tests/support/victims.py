@@ -93,12 +93,12 @@ async def api_server(_: Fleet) -> None:
     await _answers("/readyz")
 
 
-async def kubelet(_: Fleet) -> None:
-    """Containers go on without it; it is started again at once."""
-    document = json.loads(await kubectl("get", "nodes", "-o", "json"))
-    (node,) = (each["metadata"]["name"] for each in document["items"])
+async def kubelet(fleet: Fleet) -> None:
+    """Containers go on without it; it is started again at once, and knows its pods a few seconds later."""
+    names = [pod["metadata"]["name"] for pod in await fleet.pods()]
     await _component("kubelet")
-    await _answers(f"/api/v1/nodes/{node}/proxy/healthz")
+    for name in names:
+        await _answers(f"/api/v1/namespaces/{fleet.namespace}/pods/{name}/log?container=engine&tailLines=1")
 
 
 VICTIMS: dict[str, Kill] = {
