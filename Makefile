@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-LAYERS := unit model charts contract integration e2e
+LAYERS := unit process model charts contract integration e2e
 # With KUBECONFIG set, that cluster; else the local one.
 CLUSTER := eval "$$($(BIN)/python -m examples.demo.environment env)";
 
@@ -58,6 +58,10 @@ verify: lint types ## lint, types, and generated files equal to what would be ge
 .PHONY: unit
 unit: setup ## pure tests, under 20 s
 	@$(PYTEST) tests/unit -q -n 2
+
+.PHONY: process
+process: setup ## parts that start real processes and sockets: control port, supervisors
+	@$(PYTEST) tests/process -q -n 2
 
 .PHONY: model
 model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further
