@@ -3,7 +3,6 @@
 A few pairs run with every test run; `make test-full` runs each victim in each phase.
 """
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 
@@ -12,16 +11,16 @@ import pytest_asyncio
 
 from examples.demo import checks
 from examples.demo.environment import Environment, folders
-from examples.demo.fleet import FINISHED, Fleet
+from examples.demo.fleet import Fleet
 from examples.demo.kubectl import get
 from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
+from tests.e2e.phases import PHASES, reached
 from tests.support.victims import IN_THE_WAY, VICTIMS
 
 REPLICAS = 4
-PHASES = ("Preparing", "Quiescing", "Transferring", "Verifying", "Opening")
 MAIN = {
     ("engine", "Preparing"),
     ("engine", "Transferring"),
@@ -45,18 +44,6 @@ async def serving(environment: Environment) -> AsyncIterator[Fleet]:
     await fleet.serving(REPLICAS)
     yield fleet
     await fleet.delete()
-
-
-async def reached(fleet: Fleet, version: int, phase: str, timeout_s: float = 60.0) -> str:
-    """The phase in which the update to `version` is once it has reached `phase` (it may have run past it)."""
-    order = ("Pending", *PHASES)
-    async with asyncio.timeout(timeout_s):
-        while True:
-            status = (await get("weightversion", fleet.weight_version, fleet.namespace)).get("status") or {}
-            now = status.get("phase", "Pending")
-            if status.get("version") == version and (now in FINISHED or order.index(now) >= order.index(phase)):
-                return str(now)
-            await asyncio.sleep(0.02)
 
 
 async def _committed(fleet: Fleet) -> int:

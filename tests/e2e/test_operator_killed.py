@@ -1,6 +1,5 @@
 """The operator dies at every phase of an update and comes back: the update goes on and ends."""
 
-import asyncio
 import contextlib
 import json
 
@@ -8,15 +7,15 @@ import pytest
 
 from examples.demo import checks
 from examples.demo.environment import SYSTEM_NAMESPACE, Environment, folders
-from examples.demo.fleet import FINISHED, Fleet
-from examples.demo.kubectl import get, kubectl
+from examples.demo.fleet import Fleet
+from examples.demo.kubectl import kubectl
 from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
+from tests.e2e.phases import PHASES, reached
 
 REPLICAS = 4
-PHASES = ("Preparing", "Quiescing", "Transferring", "Verifying", "Opening")
 
 
 async def _kill_operator() -> None:
@@ -24,18 +23,6 @@ async def _kill_operator() -> None:
     which = ("-n", SYSTEM_NAMESPACE, "-l", "app.kubernetes.io/name=rollfleet", "-o", "name")
     gone = await kubectl("delete", "pods", *which, "--force", "--grace-period=0", "--wait=false")
     assert gone.startswith("pod"), "there was no operator to kill"
-
-
-async def _reached(fleet: Fleet, version: int, phase: str, timeout_s: float = 60.0) -> str:
-    """The phase in which the update to `version` is once it has reached `phase` (it may have run past it)."""
-    order = ("Pending", *PHASES)
-    async with asyncio.timeout(timeout_s):
-        while True:
-            status = (await get("weightversion", fleet.weight_version, fleet.namespace)).get("status") or {}
-            now = status.get("phase", "Pending")
-            if status.get("version") == version and (now in FINISHED or order.index(now) >= order.index(phase)):
-                return str(now)
-            await asyncio.sleep(0.02)
 
 
 async def test_an_update_survives_the_death_of_its_operator(environment: Environment, fleet: Fleet) -> None:
@@ -51,7 +38,7 @@ async def test_an_update_survives_the_death_of_its_operator(environment: Environ
             version = number + 1
             # Checkpoints repeat; versions do not.
             await fleet.bump(version, paths[version % len(paths)])
-            killed_in[phase] = await _reached(fleet, version, phase)
+            killed_in[phase] = await reached(fleet, version, phase)
             await _kill_operator()
             await fleet.active(version, timeout_s=180)
             await fleet.serving(REPLICAS, timeout_s=60)
@@ -88,7 +75,7 @@ async def test_objects_go_away_at_once(environment: Environment, fleet: Fleet, w
     await fleet.create(kind, 2)
     await fleet.serving(2)
     await fleet.bump(1, folders(kind.models)[1].name)
-    await _reached(fleet, 1, "Preparing")
+    await reached(fleet, 1, "Preparing")
     name = fleet.weight_version if what == "weightversion" else fleet.name
     await kubectl("delete", what, name, "-n", fleet.namespace, timeout_s=20)
     if what == "weightversion":
