@@ -20,7 +20,8 @@ from rollfleet_protocol.commands import STATE_PATH
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.state import EngineState
 from tests.support.certificates import write_certificate
-from tests.support.guards import FLEET, TOKENS, MemoryApp, MemoryEngine, MemoryStager, eventually, make_config
+from tests.support.guards import FLEET, TOKENS, eventually, make_config
+from tests.support.memory_engine import MemoryApp, MemoryEngine, MemoryStager
 from tests.support.ports import free_port
 from tests.support.tokens import ISSUER, ApiServer, rsa_key, sign
 

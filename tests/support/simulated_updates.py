@@ -2,16 +2,20 @@
 
 from typing import Any
 
-from rollfleet_operator.api.rolloutengine import Outcome
+from rollfleet_operator.api.meta import Condition
+from rollfleet_operator.api.rolloutengine import Aftermath, Outcome
 from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure, Phase
 from rollfleet_operator.core.conditions import find
+from rollfleet_protocol.state import FailureReason, OperationName
 from tests.support.builders import make_fleet, make_weight_version
-from tests.support.simulated_world import World
+from tests.support.simulated_engine import fault
+from tests.support.simulated_world import World, slow
 
 DEADLINES = Deadlines(prepare_seconds=60, quiesce_seconds=30, transfer_seconds=40, verify_seconds=20)
 SLACK_S = 5.0
 ROLLBACK = OnFailure(type=FailureType.ROLLBACK)
 HOLD = OnFailure(type=FailureType.HOLD)
+BROKEN = fault(FailureReason.TRANSFER_FAILED, "rank 3: out of memory")
 
 
 def make_world(replicas: int = 3, version: int = 0, **options: Any) -> World:
@@ -56,3 +60,23 @@ def phases(world: World) -> list[Phase]:
             if not seen or seen[-1] is not write.status.phase:
                 seen.append(write.status.phase)
     return seen
+
+
+def fail_once(world: World, ordinal: int, step: OperationName = OperationName.TRANSFER) -> None:
+    world.pods[world.uid_of(ordinal)].temper.fails[step] = BROKEN
+
+
+def fail_always(world: World, ordinal: int) -> None:
+    """By a transfer that never ends within its time."""
+    world.pods[world.uid_of(ordinal)].temper.seconds = slow(OperationName.TRANSFER, 1000.0)().seconds
+
+
+def fleet_condition(world: World, kind: str) -> Condition:
+    found = find(world.fleet.status.conditions, kind)
+    assert found is not None
+    return found
+
+
+def aftermath(world: World) -> Aftermath | None:
+    last = world.fleet.status.last_finished
+    return None if last is None else last.aftermath

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Phase, StrategyType, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
 from rollfleet_operator.core.actions import (
     ApplyObject,
     CreatePod,
@@ -25,13 +25,13 @@ from rollfleet_operator.core.actions import (
 )
 from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView
 from rollfleet_operator.core.plan import plan
-from rollfleet_protocol.commands import Cancel, Command, Open, Transfer
-from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus, WeightsState
-from tests.support.builders import NOW, digest_of, make_settings
-from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Store, Temper
+from rollfleet_protocol.commands import Cancel, Command
+from rollfleet_protocol.state import EngineState, OperationName, OperationStatus
+from tests.support.builders import NOW, make_settings
+from tests.support.simulated_engine import Store, Temper
+from tests.support.simulated_looks import Looks
 from tests.support.simulated_pods import Kubelet, SimulatedPod
 
-ENDED = (Phase.ACTIVE, Phase.FAILED)
 PASS_S = 0.01  # what a pass takes at least
 STEP_S = 5.0  # the longest time without a pass
 UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
@@ -50,7 +50,7 @@ class Faults:
     crash_in_apply: float = 0.0
 
 
-class World(Kubelet):
+class World(Looks, Kubelet):
     """Everything. Times are seconds since NOW."""
 
     def __init__(self, fleet: RolloutEngine, seed: int = 0, *, load_s: float = 1.0) -> None:
@@ -93,11 +93,6 @@ class World(Kubelet):
         """The simulated time."""
         return NOW + timedelta(seconds=self.time)
 
-    @property
-    def all_pods(self) -> list[SimulatedPod]:
-        """Those that the API server knows, and those that run without its knowledge."""
-        return [*self.pods.values(), *self.ghosts.values()]
-
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """Do something then."""
         self._serial += 1
@@ -133,49 +128,6 @@ class World(Kubelet):
             if pod.process is not None:
                 pod.process.advance(self.time)
                 self.check()
-
-    # the promises --------------------------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Never stale, atomic: whoever is open is verified at the committed version, and really holds it."""
-        committed = self.fleet.status.committed
-        for pod in self.all_pods:
-            process = pod.process
-            if process is None or process.state.gate is Gate.CLOSED:
-                continue
-            weights = process.state.weights
-            assert weights.state is WeightsState.VERIFIED, pod.view.name
-            assert committed is not None, f"{pod.view.name} is open before anything was committed"
-            if committed.previous is not None and weights.version == committed.previous.version:
-                before = committed.previous  # the fleet rolls
-                assert process.resident == (before.digest or MODEL_DIGEST), f"{pod.view.name} serves {process.resident}"
-                continue
-            assert weights.version == committed.version, (
-                f"{pod.view.name} is open at {weights.version}, not {committed}"
-            )
-            expected = MODEL_DIGEST if committed.version == 0 else digest_of(committed.checkpoint or "")
-            if committed.version in self.stored_nowhere:
-                expected = str(committed.digest)
-            assert process.resident == expected, f"{pod.view.name} serves {process.resident}"
-
-    def _check_command(self, pod: SimulatedPod, command: Command) -> None:
-        committed = self.fleet.status.committed
-        held = None if committed is None else committed.version
-        if isinstance(command, Transfer) and command.version != held and not self._rolls(command.version):
-            loud = [
-                other.view.name
-                for other in self.all_pods
-                if other.process is not None and (other.process.state.gate is Gate.OPEN or other.process.in_flight)
-            ]
-            assert not loud, f"transfer to {pod.view.name} while {loud} answer"
-        if isinstance(command, Open):
-            assert command.version == held, f"Open at {command.version}, committed is {held}"
-        assert command.epoch <= self.fleet.status.epoch, "an epoch was used before it was recorded"
-
-    def _rolls(self, version: int) -> bool:
-        """Whether this version is asked for with strategy Rolling: others may answer meanwhile."""
-        asked = [each.spec for each in self.weight_versions.values() if each.spec.version == version]
-        return any(spec.strategy.type is StrategyType.ROLLING for spec in asked)
 
     # the operator --------------------------------------------------------------------------------------------------
 
@@ -361,53 +313,6 @@ class World(Kubelet):
         self.views[call.pod_uid] = replace(
             view, refusals=(*refusals, entry)[-8:], setbacks=view.setbacks + 1, last_setback=self.now
         )
-
-    # what tests ask ------------------------------------------------------------------------------------------------
-
-    def apply_weight_version(self, weight_version: WeightVersion) -> None:
-        """kubectl apply."""
-        known = self.weight_versions.get(weight_version.metadata.name)
-        if known is not None:
-            meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
-            weight_version = weight_version.model_copy(update={"status": known.status, "metadata": meta})
-        self.weight_versions[weight_version.metadata.name] = weight_version
-
-    def status(self, name: str = "qwen-policy") -> WeightVersionStatus:
-        """Of a WeightVersion."""
-        return self.weight_versions[name].status
-
-    def ended(self, version: int, name: str = "qwen-policy") -> bool:
-        """Whether this version's update has ended."""
-        status = self.status(name)
-        return status.version == version and status.phase in ENDED
-
-    def open_versions(self) -> list[int]:
-        """Versions that answer now, one for each open engine."""
-        return [
-            pod.process.state.weights.version or 0
-            for pod in self.pods.values()
-            if pod.process is not None and pod.process.state.gate is Gate.OPEN
-        ]
-
-    def all_serve(self, version: int) -> bool:
-        """Whether every engine that is asked for answers from this version."""
-        return (
-            self.open_versions() == [version] * self.fleet.spec.replicas and len(self.pods) == self.fleet.spec.replicas
-        )
-
-    def in_phase(self, phase: Phase) -> bool:
-        """Whether the update is recorded in this phase."""
-        return self.status().phase is phase
-
-    def process_of(self, ordinal: int) -> EngineProcess:
-        """The engine of an ordinal."""
-        process = next(pod.process for pod in self.pods.values() if pod.view.ordinal == ordinal)
-        assert process is not None
-        return process
-
-    def uid_of(self, ordinal: int) -> str:
-        """Its pod."""
-        return next(pod.view.uid for pod in self.pods.values() if pod.view.ordinal == ordinal)
 
 
 def slow(name: OperationName, seconds: float) -> Callable[[], Temper]:

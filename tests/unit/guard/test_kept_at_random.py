@@ -18,7 +18,8 @@ from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.refusals import SPANS_HEADER
 from rollfleet_protocol.state import FailureReason, Gate, Transferred, WeightsState
-from tests.support.guards import Guarded, MemoryEngine, engine_error
+from tests.support.guards import Guarded
+from tests.support.memory_engine import MemoryEngine, engine_error
 
 pytestmark = pytest.mark.looptime
 GROUPS = 4

@@ -5,7 +5,8 @@ import pytest
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.state import FailureReason, Gate, WeightsState
-from tests.support.guards import Guarded, digest_of
+from tests.support.guards import Guarded
+from tests.support.memory_engine import digest_of
 
 STEPS = ("verify", "open", "prepare", "close", "arm", "transfer", "reverify", "reopen")
 

@@ -8,7 +8,8 @@ import pytest
 
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import EngineState, FailureReason, Gate, OperationStatus, WeightsState
-from tests.support.guards import SILENCE_S, Guarded, engine_error, eventually, failure_of
+from tests.support.guards import SILENCE_S, Guarded, eventually, failure_of
+from tests.support.memory_engine import engine_error
 
 pytestmark = pytest.mark.looptime
 PATH = "/v1/completions"

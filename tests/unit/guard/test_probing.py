@@ -11,7 +11,8 @@ from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.commands import PROBE_PATH, Probe
 from rollfleet_protocol.refusals import Refusal, RefusalReason
 from rollfleet_protocol.state import FailureReason, Gate, ProbeReport, WeightsState
-from tests.support.guards import OPERATOR, OPERATOR_TOKEN, TOKENS, Guarded, MemoryVerifier, engine_error, eventually
+from tests.support.guards import OPERATOR, OPERATOR_TOKEN, TOKENS, Guarded, MemoryVerifier, eventually
+from tests.support.memory_engine import engine_error
 
 pytestmark = pytest.mark.looptime
 

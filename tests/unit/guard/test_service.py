@@ -8,18 +8,8 @@ from rollfleet_engine.guard.service import MOST_FOLLOWERS, RejectedError
 from rollfleet_protocol.commands import Verify
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import FailureReason, Gate, OperationName, OperationStatus, WeightsState
-from tests.support.guards import (
-    DEADLINE_S,
-    SILENCE_S,
-    TOKENS,
-    Guarded,
-    digest_of,
-    engine_error,
-    eventually,
-    failure_of,
-    request,
-    until,
-)
+from tests.support.guards import DEADLINE_S, SILENCE_S, TOKENS, Guarded, eventually, failure_of, request, until
+from tests.support.memory_engine import digest_of, engine_error
 
 pytestmark = pytest.mark.looptime
 

@@ -7,14 +7,8 @@ import pytest
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.refusals import ClosedReason, RefusalReason
 from rollfleet_protocol.state import FailureReason, Gate, WeightsState
-from tests.support.guards import (
-    MODEL_SOURCE,
-    SILENCE_S,
-    Guarded,
-    engine_error,
-    eventually,
-    failure_of,
-)
+from tests.support.guards import MODEL_SOURCE, SILENCE_S, Guarded, eventually, failure_of
+from tests.support.memory_engine import engine_error
 
 pytestmark = pytest.mark.looptime
 

@@ -9,7 +9,8 @@ import pytest
 from rollfleet_engine.guard.waiting import LONGEST_BODY_AHEAD
 from rollfleet_protocol.engine_config import Hold
 from rollfleet_protocol.state import FailureReason, Gate
-from tests.support.guards import Guarded, engine_error, eventually
+from tests.support.guards import Guarded, eventually
+from tests.support.memory_engine import engine_error
 
 pytestmark = pytest.mark.looptime
 SECONDS = 10
