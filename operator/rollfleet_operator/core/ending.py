@@ -2,8 +2,9 @@
 
 Before weights are touched a failure is simple: everybody reopens on the version before. After that spec.onFailure
 decides. Retry goes back to Preparing under a new epoch, on engines that stay closed, with the members that are there
-then. Rollback, and Retry after its last attempt, leave the engines to catch up with the committed version from where
-it is stored. Hold leaves what was touched as it is; engines that still hold the committed version open again.
+then, after a wait that doubles with each attempt. Rollback, and Retry after its last attempt, leave the engines to
+catch up with the committed version from where it is stored. Hold leaves what was touched as it is; engines that still
+hold the committed version open again.
 
 The aftermath is recorded in the fleet with the failure, by one write: the WeightVersion may be told later or never.
 """

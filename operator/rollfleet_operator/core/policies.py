@@ -24,6 +24,14 @@ def backoff_s(failures: int) -> float:
     return float(min(BACKOFF_LONGEST_S, 2 ** min(max(failures, 1) - 1, EXPONENT_LIMIT)))
 
 
+def attempt_wait_s(attempt: int, prepare_seconds: int) -> float:
+    """How long an update's attempt waits in Preparing for the fault before it to pass: 1, 2, 4 ... 30 s.
+
+    The wait is part of prepareSeconds, so that no end comes later for it, and leaves the attempt half of them.
+    """
+    return min(backoff_s(attempt - 1), prepare_seconds / 2)
+
+
 def retry_at(since: datetime, attempt: int) -> datetime:
     """When attempt number `attempt` + 1 may begin, counted from the phase's start: after 1, 3, 7, 15, 31, 61 ... s."""
     return since + timedelta(seconds=sum(backoff_s(number) for number in range(1, attempt + 1)))

@@ -8,7 +8,12 @@ epoch that is still on its way can open it. That takes the place of waiting for 
 Who takes part must be at least spec.minServing engines; they are waited for. A failed try is repeated after 1, 3, 7,
 15, 31, 61 ... s from the phase's start until prepareSeconds are over. A digest on which two engines disagree ends the
 update at once: it doesn't get better by reading again what others read differently.
+
+An attempt after one that touched weights and failed waits a while before it begins: what failed at once would fail at
+once again. Nobody waits where a higher version went straight on.
 """
+
+from datetime import datetime, timedelta
 
 from rollfleet_operator.api.weightversion import FailedEngine, Phase
 from rollfleet_operator.core.moves import (
@@ -20,7 +25,7 @@ from rollfleet_operator.core.moves import (
     progress,
     put_aside,
 )
-from rollfleet_operator.core.policies import Deadline, retry_at
+from rollfleet_operator.core.policies import Deadline, attempt_wait_s, retry_at
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.work import busy, failed_operation
 from rollfleet_operator.core.world import Engine
@@ -61,12 +66,16 @@ def prepare(update: Update) -> Move:
         return Move(update.status, overdue("Preparing", seconds, held_up))
     if len(members) >= update.least and len(ready) == len(members):
         return _all_staged(update, members, ready[0][1].digest, deadline)
-    attempt = _stage(update, members, deadline)
+    begins = _begins(update)
+    joiners = None if len(members) == len(update.world.usable) else update.epoch - 1
+    if update.now < begins:
+        update.work.wake(begins)
+        return Move(update.status, catch_up_epoch=joiners)
+    attempt = _stage(update, members, deadline, begins)
     status = update.status.model_copy(
         update={"prepare_attempt": attempt, "progress": progress(len(ready), len(members), _held_up(update, members))}
     )
-    all_take_part = len(members) == len(update.world.usable)
-    return Move(status, catch_up_epoch=None if all_take_part else update.epoch - 1)
+    return Move(status, catch_up_epoch=joiners)
 
 
 def _disagreement(ready: list[tuple[Engine, Staged]]) -> str | None:
@@ -95,10 +104,20 @@ def _put_others_aside(update: Update, members: tuple[Member, ...], deadline: Dea
     return [each for each in found if each is not None]
 
 
-def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline) -> int:
+def _begins(update: Update) -> datetime:
+    """When this attempt may begin."""
+    status = update.status
+    since, last = status.phase_started_at or update.now, status.last_attempt
+    if last is None or last.attempt == 0:
+        return since
+    wait = attempt_wait_s(status.attempt, update.weight_version.spec.deadlines.prepare_seconds)
+    return since + timedelta(seconds=wait)
+
+
+def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline, begins: datetime) -> int:
     """Give Prepare to whoever has not staged; the number of the attempt."""
     attempt = max(update.status.prepare_attempt, 1)
-    due = retry_at(update.status.phase_started_at or update.now, attempt)
+    due = retry_at(begins, attempt)
     again = False
     for engine, state in members:
         if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _lacking(update, state):

@@ -7,6 +7,7 @@ from rollfleet_operator.api.weightversion import PauseMode, Phase, Progress, Wei
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.conditions import Claim, claim, find, merge
 from rollfleet_operator.core.ending import UpdatePlan
+from rollfleet_operator.core.policies import attempt_wait_s
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.status import may_write_progress
 from rollfleet_operator.core.work import Work
@@ -154,13 +155,16 @@ def _active(subject: Subject, record: WeightVersionStatus) -> Claim:
     old = find(record.conditions, "Active")
     if phase is Phase.FAILED and old is not None:
         return Claim("Active", False, old.reason, old.message)
-    return claim("Active", False, REASON_OF[phase], _again(record))
+    return claim("Active", False, REASON_OF[phase], _again(subject, record))
 
 
-def _again(record: WeightVersionStatus) -> str:
+def _again(subject: Subject, record: WeightVersionStatus) -> str:
     """What is to be said while a later attempt runs."""
     last, sentence = record.last_attempt, REASON_OF[record.phase].sentence
     if last is None or record.phase is Phase.FAILED:
         return ""
-    failed = f"attempt {last.attempt} failed: " if last.attempt else ""
-    return f"{sentence} Attempt {record.attempt}; {failed}{last.reason}: {last.message}"
+    if not last.attempt:
+        return f"{sentence} Attempt {record.attempt}; {last.reason}: {last.message}"
+    wait = attempt_wait_s(record.attempt, subject.weight_version.spec.deadlines.prepare_seconds)
+    begun = f"Attempt {record.attempt}, {wait:g} s after the one before"
+    return f"{sentence} {begun}; attempt {last.attempt} failed: {last.reason}: {last.message}"

@@ -3,15 +3,21 @@
 The row "sender's Lease expires" is about trainers and comes with them.
 """
 
+from datetime import datetime
+from itertools import pairwise
+
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Aftermath, Outcome
 from rollfleet_operator.api.weightversion import FailureType, OnFailure, Phase, Probe, VerifySpec
-from rollfleet_protocol.commands import Open, Transfer
+from rollfleet_operator.core.actions import GuardCall
+from rollfleet_operator.core.policies import attempt_wait_s
+from rollfleet_protocol.commands import Open, Prepare, Transfer
 from rollfleet_protocol.state import FailureReason, OperationName, WeightsState
 from tests.support.builders import make_committed
 from tests.support.simulated_engine import fault
 from tests.support.simulated_updates import (
+    BROKEN,
     DEADLINES,
     HOLD,
     ROLLBACK,
@@ -96,8 +102,32 @@ def test_transfer_fails_after_some_succeeded_retry_says_so_while_it_runs() -> No
     assert world.run(10, lambda: world.status().attempt == 2)
     status, reason, message = condition(world, "Active")
     assert (status, reason) == ("False", "Preparing")
-    assert "Attempt 2; attempt 1 failed: TransferFailed: qwen-1-0-" in message
+    assert "Attempt 2, 1 s after the one before; attempt 1 failed: TransferFailed: qwen-1-0-" in message
     assert world.run(30, lambda: world.ended(2))
+
+
+def test_transfer_fails_after_some_succeeded_retry_waits_longer_before_each_attempt() -> None:
+    world = make_world(version=1)
+    for pod in world.pods.values():
+        pod.temper.fails[OperationName.TRANSFER] = BROKEN
+    bump(world, 2, on_failure=OnFailure(type=FailureType.RETRY, max_attempts=5))
+    tried: dict[int, datetime] = {}
+    while not world.ended(2):
+        world.step()
+        calls = [action for action in world.decisions[-1].actions if isinstance(action, GuardCall)]
+        if any(isinstance(call.command, Prepare) and call.command.version == 2 for call in calls):
+            tried.setdefault(world.status().attempt, world.now)
+        for pod in world.pods.values():
+            pod.temper.fails[OperationName.TRANSFER] = BROKEN
+    apart = [(later - earlier).total_seconds() for earlier, later in pairwise(tried.values())]
+    assert [wait <= seconds < wait + 1.5 for wait, seconds in zip((1, 2, 4, 8), apart, strict=True)] == [True] * 4
+    assert world.status().attempt == 5
+    failed(world, 2, "TransferFailed")
+
+
+def test_transfer_fails_after_some_succeeded_retry_waits_within_prepare_seconds() -> None:
+    assert [attempt_wait_s(attempt, 600) for attempt in (2, 3, 4, 5, 6, 7, 100)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [attempt_wait_s(attempt, 3) for attempt in (2, 3, 4)] == [1, 1.5, 1.5]
 
 
 def test_transfer_fails_after_some_succeeded_retry_reads_membership_again() -> None:
