@@ -75,6 +75,7 @@ class World(Looks, Kubelet):
         self.fleet_writes = 0
         self.weight_version_writes = 0
         self.events: list[Event] = []
+        self.whole_passes = 0  # of which every write succeeded, and which no crash cut short
         self.wake_at: float | None = 0.0
         self.down_until = -1.0
         self.committed_versions: list[int] = []
@@ -223,9 +224,13 @@ class World(Looks, Kubelet):
                 return True
         for action in decision.actions:
             self._act(action)
+        lost = 0
         for write in decision.weight_version_statuses:
-            if self.rng.random() >= self.faults.conflict:
+            if self.rng.random() < self.faults.conflict:
+                lost += 1
+            else:
                 self._write_weight_version(write.name, write.status)
+        self.whole_passes += not lost
         self.events += decision.events
         return True
 

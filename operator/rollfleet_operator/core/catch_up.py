@@ -9,7 +9,6 @@ Before an engine opens, its answer to the probe is compared with that of an engi
 """
 
 from dataclasses import dataclass, field
-from decimal import Decimal
 from enum import StrEnum
 
 from rollfleet_operator.api.rolloutengine import Committed
@@ -17,7 +16,7 @@ from rollfleet_operator.api.weightversion import Deadlines, WeightVersion
 from rollfleet_operator.core import steps
 from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.moves import just_closed, quiet
-from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.references import References
 from rollfleet_operator.core.rolling import behind
 from rollfleet_operator.core.work import Work, back_off_until, busy, failed_operation, own_words
 from rollfleet_operator.core.world import Engine, World, holds
@@ -27,7 +26,6 @@ from rollfleet_protocol.state import (
     Gate,
     Operation,
     OperationName,
-    ProbeResult,
     Staged,
     WeightsState,
 )
@@ -58,10 +56,9 @@ class CatchUp:
     committed: Committed
     epoch: int
     tokens: tuple[int, ...]
-    tolerance: Decimal
     deadlines: Deadlines
     work: Work
-    references: dict[tuple[int, ...], tuple[str, ProbeResult]]
+    references: References
     rolling: bool = False  # engines that serve the version before the committed one may go on
     held: str = ""  # why nothing is loaded or verified now: who holds the committed version opens all the same
     stuck: dict[str, Joiner] = field(default_factory=dict)
@@ -179,24 +176,13 @@ class CatchUp:
             text = f"answered the probe of version {self.committed.version} unlike the others: delete the pod"
             self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, text)
             return
-        difference = self._difference(engine, state)
+        difference = self.references.difference(engine, state)
         if difference is not None:
             self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, difference)
             return
-        if state.probe is not None:  # whoever is let in next is measured by it, before this one is known to serve
-            self.references.setdefault(state.probe.tokens, (engine.name, state.probe))
+        if state.probe is not None:
+            self.references.add(engine.name, state.probe)
         steps.let_in(self.epoch, engine, state, self.work)
-
-    def _difference(self, engine: Engine, state: EngineState) -> str | None:
-        """How its answer to the probe differs from that of an engine that serves; None where none differs."""
-        probe = state.probe
-        if probe is None or probe.version != self.committed.version:
-            return None
-        reference = self.references.get(probe.tokens)
-        if reference is None:
-            return None
-        found = compare([reference, (engine.name, probe)], self.tolerance)
-        return found.text if isinstance(found, Disagreement) else None
 
 
 def build_catch_up(
@@ -207,29 +193,14 @@ def build_catch_up(
     The same spec may have made an update fail, by a token that the model does not have or a deadline that is too short:
     that must not keep the version before from being restored. A fleet that rolls moves within the spec's own deadlines.
     """
-    settings = world.settings
-    tolerance, deadlines = Decimal(str(settings.probe_tolerance)), Deadlines()
+    deadlines = Deadlines()
     if weight_version is not None:
         spec = weight_version.spec
-        tolerance = max(tolerance, Decimal(spec.verify.probe.max_abs_logprob_diff))
         deadlines = spec.deadlines if plan.rolling else _longer(deadlines, spec.deadlines)
-    references = _references(world, committed)
-    known = next(iter(references), settings.probe_tokens)  # only the probe that was answered already can be compared
-    return CatchUp(world, committed, epoch, known, tolerance, deadlines, work, references, plan.rolling, plan.held)
+    references = References.of(world, committed, weight_version)
+    tokens = references.tokens(world.settings.probe_tokens)
+    return CatchUp(world, committed, epoch, tokens, deadlines, work, references, plan.rolling, plan.held)
 
 
 def _longer(one: Deadlines, other: Deadlines) -> Deadlines:
     return Deadlines(**{name: max(getattr(one, name), getattr(other, name)) for name in Deadlines.model_fields})
-
-
-def _references(world: World, committed: Committed) -> dict[tuple[int, ...], tuple[str, ProbeResult]]:
-    """For each probe, the answer of one engine that serves, or served when it was heard of last."""
-    found: dict[tuple[int, ...], tuple[str, ProbeResult]] = {}
-    serving = world.serving(committed)
-    for engine in (*serving, *(engine for engine in world.engines if engine.answering is None)):
-        state = engine.state
-        if state is None or state.gate is not Gate.OPEN or not holds(state, committed) or state.probe is None:
-            continue
-        if state.probe.version == committed.version:
-            found.setdefault(state.probe.tokens, (engine.name, state.probe))
-    return found

@@ -21,6 +21,7 @@ from rollfleet_operator.core.moves import Ending, Move, Update, close, hold_up, 
 from rollfleet_operator.core.policies import OPENING_S, Deadline
 from rollfleet_operator.core.preparing import staged
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.references import References
 from rollfleet_operator.core.steps import prepare
 from rollfleet_operator.core.work import busy, own_words
 from rollfleet_operator.core.world import Engine, Fence, World, holds, holds_previous
@@ -89,7 +90,7 @@ def roll_on(update: Update, roll: Roll) -> Move:
     seconds = roll_seconds(update.weight_version, max(replicas, len(world.engines)))
     deadline = update.deadline(seconds)
     left = behind(world, committed, update.epoch)
-    coming = [engine for engine, state in world.usable if _is_coming(engine, state, committed)]
+    coming = _coming(update, committed)
     status = update.status.model_copy(update={"progress": _progress(update, committed, left)})
     if not left and not coming:
         return Move(status, Ending(Outcome.ACTIVE, Reason.ACTIVE, _later(update, committed)))
@@ -111,11 +112,21 @@ def roll_seconds(weight_version: WeightVersion, engines: int) -> int:
     return roll.batches(engines) * (deadlines.quiesce_seconds + deadlines.transfer_seconds + deadlines.verify_seconds)
 
 
-def _is_coming(engine: Engine, state: EngineState, committed: Committed) -> bool:
-    """On its way to the committed version, and has not stumbled."""
-    if state.gate is Gate.OPEN or state.incarnation in committed.excluded:
-        return False
-    return not stumbles(engine)
+def _coming(update: Update, committed: Committed) -> list[Engine]:
+    """Who is on the way to the committed version, has not stumbled, and does not wait for a person.
+
+    Engines that answer the probe unlike those that serve wait for one. Where they are the more, nobody knows who is
+    odd: then they hold the others up, which go on serving what is known to be good.
+    """
+    references = References.of(update.world, committed, update.weight_version)
+    coming = [
+        (engine, bool(holds(state, committed) and references.difference(engine, state)))
+        for engine, state in update.world.usable
+        if not (state.gate is Gate.OPEN or state.incarnation in committed.excluded or stumbles(engine))
+    ]
+    current = sum(engine.open and holds(state, committed) for engine, state in update.world.usable)
+    few = sum(odd for _, odd in coming) <= current
+    return [engine for engine, odd in coming if not (odd and few)]
 
 
 def stumbles(engine: Engine) -> bool:
@@ -129,8 +140,8 @@ def close_next(update: Update, committed: Committed, roll: Roll, deadline: Deadl
     serving = [(engine, state) for engine, state in world.usable if engine.serves(committed)]
     left = [member for member in serving if not holds(member[1], committed)]
     left.sort(key=lambda member: stumbles(member[0]))
-    coming = sum(_is_coming(engine, state, committed) for engine, state in world.usable)
-    count = max(0, min(roll.max_unavailable - coming, len(serving) - roll.min_serving))
+    coming = _coming(update, committed)
+    count = max(0, min(roll.max_unavailable - len(coming), len(serving) - roll.min_serving))
     for engine, state in left[:count]:
         if busy(state, update.epoch):
             continue

@@ -144,6 +144,27 @@ def test_an_engine_that_stumbles_does_not_hold_the_others_up() -> None:
     assert world.run(700, lambda: world.all_serve(2))
 
 
+def test_an_engine_that_answers_the_probe_unlike_the_others_does_not_hold_them_up() -> None:
+    world = make_world(replicas=4, version=1)
+    world.pods[world.uid_of(1)].temper.skew = 10.0
+    roll(world, 2)
+    assert world.run(30, lambda: world.ended(2)), "long before the deadline"
+    assert world.status().phase is Phase.ACTIVE
+    assert world.open_versions() == [2, 2, 2]
+    world.run(2)
+    assert "differ by 10" in str(world.fleet.status.engines.details)
+
+
+def test_where_more_answer_unlike_the_newest_than_like_it_the_others_go_on_serving() -> None:
+    """Nobody knows who is odd, the one that came first or those that follow."""
+    world = make_world(replicas=5, version=1)
+    world.pods[world.uid_of(0)].temper.skew = 10.0
+    roll(world, 2)
+    world.run(2 * BATCH_S)
+    assert not world.ended(2)
+    assert sorted(world.open_versions()) == [1, 1, 2]
+
+
 def test_at_the_deadline_whoever_is_left_is_closed_and_joins() -> None:
     """minServing leaves no room for the engine that stumbles, so nobody else may be closed until then."""
     world = make_world(version=1)
