@@ -125,7 +125,7 @@ FAILED = {  # an update, or what holds it up
         "the update failed after weights were touched, and the version before has no stored copy",
         "ask for a checkpoint: `rollfleet bump --checkpoint PATH`",
     ),
-    "Quarantined": Remedy("an engine names an absurd epoch", "delete its pod"),
+    "Quarantined": Remedy("an engine names an epoch that nobody gave it", "delete its pod"),
     "Unsupported": Remedy("the engine's guard lacks what is needed", "use an engine image of the operator's release"),
     "Refused": Remedy("an engine refused a command", "read its log, and report it"),
     "Cancelled": Remedy("a higher version was asked for", "nothing: the newer update goes on"),

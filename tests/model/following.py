@@ -83,6 +83,11 @@ class Following:
             self.followed[uid] = Followed(follower, host)
             self._poll(uid)
 
+    def vouch(self, epoch: int) -> None:
+        """The record has come so far."""
+        for each in self.followed.values():
+            each.follower.vouch(epoch)
+
     def views(self) -> dict[str, GuardView]:
         """What is known, by pod uid."""
         return {uid: each.follower.view for uid, each in self.followed.items()}

@@ -225,6 +225,7 @@ class Operator:
     def _observe(self, read: Read) -> Observed:
         pods = self._cache
         terminated = self._follow(read)
+        self.following.vouch(read.fleet.status.epoch)
         observed = Observed(
             fleet=read.fleet,
             weight_versions=tuple(weight_version for weight_version, _ in read.weight_versions.values()),

@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.2
 BACKOFF_MAX_S = 5.0
+# Answers of one guard that are taken at once, and how fast more are allowed. An update makes some fifteen; a guard that
+# always has news, or never any answer, must cost neither the loop nor the API server more than this.
+MAX_ANSWERS, ANSWERS_PER_S = 30.0, 4.0
 MAX_REFUSALS = 8
 MAX_RETIRED = 64  # incarnations of one pod that are remembered
 UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
@@ -57,6 +60,26 @@ class Guards(Protocol):
         ...
 
 
+class Pace:
+    """So many at once, then so many a second."""
+
+    def __init__(self, most: float, per_s: float) -> None:
+        self._most = most
+        self._per_s = per_s
+        self._left = most
+        self._since: float | None = None
+
+    async def wait(self) -> None:
+        """Until the next one may come."""
+        now = asyncio.get_running_loop().time()
+        if self._since is not None:
+            self._left = min(self._most, self._left + max(0.0, now - self._since) * self._per_s)
+        self._since = now
+        self._left -= 1
+        if self._left < 0:
+            await asyncio.sleep(-self._left / self._per_s)
+
+
 class Follower:
     """What is known of one guard. `on_change` is called in the very turn of the loop that brought news."""
 
@@ -70,6 +93,10 @@ class Follower:
         self._clock = clock
         self._retired: dict[str, None] = {}  # incarnations that are over, oldest first
         self._commanded_epoch = 0
+        self._met_at = 0  # the epoch that this incarnation named when it was met
+        self._recorded = 0  # the highest that the fleet's record has come to since
+        self._pace = Pace(MAX_ANSWERS, ANSWERS_PER_S)
+        self._command_pace = Pace(MAX_ANSWERS, ANSWERS_PER_S)
         self._hurry = asyncio.Event()
         self.heard = asyncio.Event()  # set once the guard answered or could not be reached
         self._failures = 0
@@ -78,6 +105,7 @@ class Follower:
         """Follow until cancelled."""
         after: int | None = None
         while True:
+            await self._pace.wait()
             asked = time.monotonic()
             try:
                 state = await self._poll(after)
@@ -109,14 +137,30 @@ class Follower:
         is_news = known is None or restarted or state.sequence != known.sequence or not self.view.reachable
         if restarted or (known is not None and state.epoch > known.epoch):
             self._start_over()
+        if known is None:
+            self._met_at = state.epoch
+        elif restarted or state.epoch < known.epoch:  # a new process has heard of no epoch; an old one forgets none
+            self._met_at = 0
         self.view = replace(
-            self.view, state=state, reachable=True, last_contact=self._clock(), error="", disowned=False
+            self.view,
+            state=state,
+            reachable=True,
+            last_contact=self._clock(),
+            error="",
+            disowned=False,
+            vouched=max(self._met_at, self._recorded),
         )
         if _failed_anew(known, state):
             self._set_back()
         self.heard.set()
         if is_news:
             self._on_change()
+
+    def vouch(self, epoch: int) -> None:
+        """The fleet's record has come so far, and with it the guard may."""
+        if epoch > self._recorded:
+            self._recorded = epoch
+            self.view = replace(self.view, vouched=max(self._met_at, epoch))
 
     def failed(self, error: RollfleetError) -> None:
         """The guard could not be reached, would not listen to us, or answered what no guard answers."""
@@ -126,6 +170,11 @@ class Follower:
         self.heard.set()
         if is_news:
             self._on_change()
+
+    async def give_in_turn(self, command: Command) -> str:
+        """The same, no faster than answers are taken: each answer may be news, and news may bring a command."""
+        await self._command_pace.wait()
+        return await self.give(command)
 
     async def give(self, command: Command) -> str:
         """Send a command and take in what comes of it; the outcome in one word."""
@@ -235,6 +284,11 @@ class Followers:
         if not running:
             del self._followers[key]
 
+    def vouch(self, key: str, epoch: int) -> None:
+        """The fleet's record has come to this epoch, and so may its guards."""
+        for follower, _ in self._followers.get(key, {}).values():
+            follower.vouch(epoch)
+
     def views(self, key: str) -> dict[str, GuardView]:
         """What is known, by pod uid."""
         return {uid: follower.view for uid, (follower, _) in self._followers.get(key, {}).items()}
@@ -261,7 +315,7 @@ class Followers:
         task = self._giving.get(way)
         if task is None:
             task = asyncio.create_task(
-                followed[0].give(command), name=f"{command_name(command)} to {followed[0].endpoint.pod}"
+                followed[0].give_in_turn(command), name=f"{command_name(command)} to {followed[0].endpoint.pod}"
             )
             self._giving[way] = task
             task.add_done_callback(lambda _: self._giving.pop(way, None))

@@ -94,7 +94,7 @@ def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: 
     if pod.unschedulable:
         return EngineNote(engine, Doing.UNSCHEDULABLE, pod.message)
     if engine.quarantined and engine.state is not None:
-        text = f"quarantined: it names epoch {engine.state.epoch}, far above all others; delete the pod"
+        text = f"quarantined: it names epoch {engine.state.epoch}, which nobody gave it; delete the pod"
         return EngineNote(engine, Doing.BROKEN, text)
     if state is None or (engine.stopped and state.gate is Gate.CLOSED and not pod.ip):
         return _absent(scene, engine, work)

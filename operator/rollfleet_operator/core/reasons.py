@@ -74,7 +74,7 @@ class Reason(StrEnum):
     REOPENING = "Reopening", "Engines that an earlier update closed open first."
     ENGINE_UNREACHABLE = "EngineUnreachable", "An engine that may be open does not answer."
     CANNOT_BE_FENCED = "CannotBeFenced", "An engine that nobody controls any more may still answer clients."
-    QUARANTINED = "Quarantined", "An engine names an absurd epoch; delete its pod."
+    QUARANTINED = "Quarantined", "An engine names an epoch that nobody gave it; delete its pod."
     UNSUPPORTED = "Unsupported", "An engine lacks what the update needs."
     DIGEST_DISAGREES = "DigestDisagrees", "Engines read different bytes from the same checkpoint."
     REFUSED = "Refused", "An engine refused a command."

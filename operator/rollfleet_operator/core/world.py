@@ -216,6 +216,7 @@ def build_world(observed: Observed) -> World:
     quarantined, highest = judge_epochs(
         fleet.status.epoch,
         {uid: view.state.epoch for uid, view in observed.guards.items() if view.state is not None},
+        {uid: view.vouched for uid, view in observed.guards.items() if view.vouched is not None},
     )
     taken = {pod.ip for pod in observed.pods if pod.ip and not pod.vanished}
     engines = [
@@ -242,16 +243,24 @@ def _ordinal(pod: PodView, fleet: str) -> int | None:
     return int(found["ordinal"]) if found and found["fleet"] == fleet else None
 
 
-def judge_epochs(recorded: int, told: dict[str, int]) -> tuple[frozenset[str], int]:
-    """Guards that jump absurdly far ahead of all others and of the record, and the highest epoch of those that do not.
+def judge_epochs(
+    recorded: int, told: dict[str, int], vouched: dict[str, int] | None = None
+) -> tuple[frozenset[str], int]:
+    """Guards whose epoch nobody can have given them, and the highest epoch of the others.
 
     Zeros (a new fleet, a new process) say nothing about where the fleet is, so they are no measure for a jump; what no
     fleet can have come to is absurd even there.
+
+    A guard may be ahead of the record when it is met: the record may have been lost. While it is followed it rises by
+    our commands only, and those name what is recorded. One that rises beyond that would make us raise the record again
+    and again, and no update would ever come to its end.
     """
     highest = recorded
     absurd: set[str] = set()
+    known = vouched or {}
     for uid, epoch in sorted(told.items(), key=lambda item: (item[1], item[0])):
-        if epoch > MAX_EPOCH or (highest > 0 and epoch > highest + MAX_EPOCH_JUMP):
+        invented = epoch > max(recorded, known.get(uid, epoch))
+        if invented or epoch > MAX_EPOCH or (highest > 0 and epoch > highest + MAX_EPOCH_JUMP):
             absurd.add(uid)
         else:
             highest = max(highest, epoch)

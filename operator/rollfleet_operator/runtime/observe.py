@@ -88,6 +88,7 @@ class Observer:
         terminated = self._records.pods.terminated(member.uid for member in fleet.status.members)
         gone = vanished(fleet, (pod.uid for pod in pods), terminated)
         self._records.followers.ensure(key, identity_of(fleet), to_follow(pods, gone))
+        self._records.followers.vouch(key, fleet.status.epoch)
         if fleet.metadata.uid not in self._met:
             # After a restart the first thing that is said of a fleet must not be that nobody knows its engines.
             await self._records.followers.first_words(key, FIRST_WORDS_S)

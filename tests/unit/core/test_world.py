@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
+from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
+from rollfleet_operator.core.actions import GuardCall
 from rollfleet_operator.core.observed import ContainerState, GuardView, NodeView
+from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.world import Engine, Fence, build_world, holds, judge_epochs
+from rollfleet_protocol.commands import Open
 from rollfleet_protocol.state import Gate, WeightsState
 from tests.support.builders import (
     NOW,
     make_committed,
+    make_fleet,
     make_guard,
     make_observed,
     make_pod,
@@ -134,6 +139,32 @@ EPOCHS: dict[str, tuple[int, dict[str, int], set[str], int]] = {
 def test_absurd_epochs_are_not_followed(case: str) -> None:
     recorded, told, absurd, highest = EPOCHS[case]
     assert judge_epochs(recorded, told) == (frozenset(absurd), highest)
+
+
+INVENTED: dict[str, tuple[int, int, int, bool, int]] = {  # recorded, told, vouched; quarantined, highest
+    "as recorded": (7, 7, 7, False, 7),
+    "the record was lost": (0, 9, 9, False, 9),
+    "the record was lost while it was followed": (3, 9, 9, False, 9),
+    "one more than anybody gave it": (7, 8, 7, True, 7),
+    "one more than when it was met": (0, 9, 8, True, 0),
+}
+
+
+@pytest.mark.parametrize("case", INVENTED)
+def test_an_epoch_that_nobody_gave_is_not_followed(case: str) -> None:
+    recorded, told, vouched, absurd, highest = INVENTED[case]
+    assert judge_epochs(recorded, {"a": told}, {"a": vouched}) == (frozenset("a" if absurd else ""), highest)
+
+
+def test_a_guard_that_raises_its_epoch_by_itself_holds_nobody_up() -> None:
+    status = RolloutEngineStatus(epoch=EPOCH, committed=make_committed(0))
+    liar = make_guard(make_state(epoch=EPOCH + 1, incarnation="liar"), vouched=EPOCH)
+    late = make_guard(make_state(epoch=EPOCH, incarnation="late", open=False), vouched=EPOCH)
+    decision = plan(make_observed(make_fleet(status=status), guards={"pod-0": liar, "pod-1": late}), NOW)
+    assert decision.fleet_status is not None
+    assert decision.fleet_status.status.epoch == EPOCH
+    calls = [action for action in decision.actions if isinstance(action, GuardCall)]
+    assert [(call.pod_uid, type(call.command)) for call in calls] == [("pod-1", Open)]
 
 
 def test_the_committed_weights_are_told_by_version_and_digest() -> None:
