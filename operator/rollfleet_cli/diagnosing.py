@@ -4,6 +4,7 @@ The nearer a finding is to the root of a fault, the earlier it comes: who is not
 accepted, what single engines say, what the update says, and what the fleet says as a whole.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -13,26 +14,33 @@ from rollfleet_cli.remedies import (
     ENGINES,
     EXIT_CODES,
     FAILED,
+    JOINING,
     NOT_ACCEPTED,
     OPERATOR,
+    STEPS,
     UNAVAILABLE,
+    VERSIONS,
     WAITING,
     Remedy,
 )
 from rollfleet_cli.snapshot import LeaseView, OperatorPod, Snapshot
 from rollfleet_cli.view import find, holds
 from rollfleet_operator.api.meta import Condition
-from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngine
+from rollfleet_operator.api.rolloutengine import EngineDetail, Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import Phase, WeightVersion
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.accept import in_charge
 from rollfleet_operator.core.observed import PodView
+from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.world import judge_epochs
 from rollfleet_protocol.state import EngineState, OperationStatus, WeightsState
 
 RUNNING = "Running"
+FAULT = re.compile(r"^[A-Z][A-Za-z]+: |^restarted ")  # a reason and its text, as core.engine_states writes it
 LEASE_AGE = timedelta(seconds=60)  # renewed every 2 s; the rest is for the difference between clocks
 SETTLED = (Phase.ACTIVE, Phase.FAILED)
+OF_UPDATES = STEPS | WAITING | FAILED  # what an update waits in can be what it failed by
+OF_ENGINES = JOINING | ENGINES
 
 
 @dataclass(frozen=True)
@@ -154,11 +162,17 @@ def _engines(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
         if pod.uid in states:
             yield from _of_state(subject, states[pod.uid])
         detail = told.pop(pod.name, None)
-        if detail is not None and detail.state in ENGINES:
-            yield _finding(subject, detail.state, detail.message, ENGINES)
+        if detail is not None:
+            yield from _of_detail(detail)
     for detail in told.values():  # pods that are gone, or may not be read
-        if detail.state in ENGINES:
-            yield _finding(f"Pod/{detail.name}", detail.state, detail.message, ENGINES)
+        yield from _of_detail(detail)
+
+
+def _of_detail(detail: EngineDetail) -> Iterator[Finding]:
+    """What the operator says of an engine. Who only comes up is no fault, unless it says what keeps it."""
+    stumbled = detail.state in JOINING and FAULT.search(detail.message)
+    if detail.state in ENGINES or stumbled:
+        yield _finding(f"Pod/{detail.name}", detail.state, detail.message, OF_ENGINES)
 
 
 def _of_pod(pod: PodView) -> Iterator[Finding]:
@@ -188,8 +202,13 @@ def _update(fleet: RolloutEngine, version: WeightVersion) -> Iterator[Finding]:
     if accepted is not None and not holds(accepted):
         return  # told already
     if status.phase is not Phase.ACTIVE:
-        for failed in status.progress.failed:
-            yield _finding(f"Pod/{failed.name}", failed.reason, failed.message, FAILED)
+        over = STEPS if status.phase is Phase.FAILED else {}  # nobody waits for who was only slow
+        for failed in (each for each in status.progress.failed if each.reason not in over):
+            yield _finding(f"Pod/{failed.name}", failed.reason, failed.message, STEPS | FAILED)
+    for kind in VERSIONS:
+        said = find(status.conditions, kind)
+        if said is not None and holds(said):
+            yield _finding(subject, kind, said.message, VERSIONS)
     if active is None or holds(active):
         return
     if status.phase is Phase.PENDING:
@@ -204,9 +223,11 @@ def _failure(fleet: RolloutEngine, version: WeightVersion, subject: str, active:
     ended = fleet.status.last_finished
     mine = ended is not None and ended.version == version.spec.version and ended.outcome is Outcome.FAILED
     if version.status.phase is Phase.FAILED and ended is not None and mine and ended.reason:
-        yield _finding(subject, ended.reason, ended.message, FAILED)
-    elif active.reason in FAILED:
-        yield _finding(subject, active.reason, active.message, FAILED)
+        yield _finding(subject, ended.reason, ended.message, OF_UPDATES)
+    elif version.status.phase is Phase.FAILED or active.reason in FAILED:
+        yield _finding(subject, active.reason, active.message, OF_UPDATES)
+    elif (last := version.status.last_attempt) is not None and last.attempt:
+        yield _finding(subject, last.reason, f"attempt {last.attempt}: {last.message}", OF_UPDATES)
 
 
 def _last_failure(fleet: RolloutEngine) -> Iterator[Finding]:
@@ -214,7 +235,7 @@ def _last_failure(fleet: RolloutEngine) -> Iterator[Finding]:
     ended = fleet.status.last_finished
     if ended is not None and ended.outcome is Outcome.FAILED:
         words = f"version {ended.version}: {ended.message}"
-        yield _finding(f"RolloutEngine/{fleet.metadata.name}", ended.reason, words, FAILED)
+        yield _finding(f"RolloutEngine/{fleet.metadata.name}", ended.reason, words, OF_UPDATES)
 
 
 def _fleet(fleet: RolloutEngine) -> Iterator[Finding]:
@@ -222,3 +243,6 @@ def _fleet(fleet: RolloutEngine) -> Iterator[Finding]:
     available = find(fleet.status.conditions, "Available")
     if available is not None and not holds(available):
         yield _finding(subject, available.reason, available.message, UNAVAILABLE)
+    degraded = find(fleet.status.conditions, "Degraded")
+    if degraded is not None and holds(degraded) and degraded.reason != Reason.ENGINES_NOT_WELL:  # those are told above
+        yield _finding(subject, degraded.reason, degraded.message, UNAVAILABLE)

@@ -128,8 +128,53 @@ FAILED = {  # an update, or what holds it up
     "Quarantined": Remedy("an engine names an epoch that nobody gave it", "delete its pod"),
     "Unsupported": Remedy("the engine's guard lacks what is needed", "use an engine image of the operator's release"),
     "Refused": Remedy("an engine refused a command", "read its log, and report it"),
+    "Uncertain": Remedy(
+        "an engine was touched and its guard no longer knows what it holds",
+        f"read its log; it is loaded anew before it opens; {AGAIN}",
+    ),
+    "UpdateFailed": Remedy(
+        "the update failed, and why is on record no more: the fleet's status was lost",
+        "`rollfleet history`, the events and the operator's log may know; then `rollfleet retry`",
+    ),
     "Cancelled": Remedy("a higher version was asked for", "nothing: the newer update goes on"),
     "Superseded": Remedy("a higher version was asked for", "nothing: the newer update goes on"),
+}
+
+STEPS = {  # an engine that an update waits for, and of which nothing worse is known
+    "Preparing": Remedy(
+        "the engine reads and checks the checkpoint: a large one, or a slow volume",
+        "wait, the fleet serves on; else raise deadlines.prepareSeconds",
+    ),
+    "Quiescing": Remedy(
+        "requests that ran at closing have not ended, or the engine has not been armed yet",
+        "wait; how long requests may run on is pause.drainTimeoutSeconds, the end deadlines.quiesceSeconds",
+    ),
+    "Transferring": Remedy("the engine loads the weights", "wait; else raise deadlines.transferSeconds"),
+    "Verifying": Remedy(
+        "the engine drops its caches and answers the probe", "wait; else raise deadlines.verifySeconds"
+    ),
+    "Opening": Remedy(
+        "the version is committed, and this engine has not opened yet", "wait: after 60 s it counts as a late joiner"
+    ),
+    "Rolling": Remedy(
+        "the fleet rolls, and this engine may still answer from the version before",
+        "wait for its turn; where it does not answer, mend that first",
+    ),
+    "NotAllCurrent": Remedy(
+        "the update went on without this engine, by a failure of its own",
+        "nothing: it is loaded again as a late joiner; its words tell why",
+    ),
+}
+
+VERSIONS = {  # conditions of a WeightVersion by which a promise is given up, as its spec asks
+    "MixedVersions": Remedy(
+        "strategy Rolling: engines answer from two versions until all have moved, or as long as one can't be reached",
+        "wait; a request may demand a version (X-Weight-Version-Required); whoever does not answer is named above",
+    ),
+    "SpansVersions": Remedy(
+        "pause.mode keep: requests that ran at closing went on under the new weights, and tell which tokens are whose",
+        "nothing, where that is meant; else pause.mode abort or wait, from the next update on",
+    ),
 }
 
 UNAVAILABLE = {  # the fleet answers nobody
@@ -197,6 +242,18 @@ ENGINES = {  # one engine
         "as its words say; docs/troubleshooting.md has the cases under Engines that vanished",
     ),
     "Uncertain": Remedy("its weights were touched and not verified", "nothing: it is restored by itself"),
+}
+
+JOINING = {  # one engine that comes up and says what keeps it
+    "Starting": Remedy("it was restarted and loads again", "cure what its words and exit code name, or wait"),
+    "WaitingForWeights": Remedy(
+        "it holds no weights that may be served, and joins with the next version, or after the update that runs",
+        "wait; where its words name a file or a refusal, cure that",
+    ),
+    "CatchingUp": Remedy(
+        "it could not load the committed version, and tries again with back-off",
+        "cure what its words name: the committed version's checkpoint must still be there",
+    ),
 }
 
 EXIT_CODES = {

@@ -1,6 +1,7 @@
 """Whether every engine holds, and answers from, the committed version: judged from what each says now. Pure.
 
-Nothing passes on nothing: an engine that cannot be asked, that is missing, or that has no answer is a problem.
+Nothing passes on nothing: an engine that cannot be asked, that is missing, or that has no answer is a problem. So is a
+fleet that rolls: engines still hold the version before, which is named, and compared with each other only.
 """
 
 from collections import Counter
@@ -60,18 +61,19 @@ def verify(fleet: RolloutEngine, probe: Probe, answers: tuple[Answer[ProbeReport
     committed = fleet.status.committed
     limit = Decimal(probe.max_abs_logprob_diff)
     reports = [(answer.pod, answer.said) for answer in answers if answer.said is not None]
-    odd, apart, quarrel = _compare([(name, _result(report)) for name, report in reports], limit)
-    usual = _usual_digest(report for _, report in reports)
-    engines = tuple(
-        _check(answer, committed, usual, odd if answer.pod in odd else frozenset(), limit) for answer in answers
-    )
+    behind = [each for each in reports if _is_behind(each[1], committed)]
+    ahead = [each for each in reports if not _is_behind(each[1], committed)]
+    odd, apart, quarrel = _compare(ahead, limit)
+    odd_behind, apart_behind, quarrel_behind = _compare(behind, limit)
+    usual = _usual_digest(report for _, report in ahead)
+    engines = tuple(_check(answer, committed, usual, odd | odd_behind, limit) for answer in answers)
     return Verification(
         committed=None if committed is None else committed.version,
         digest=usual,
         engines=engines,
-        max_abs_logprob_diff=apart,
+        max_abs_logprob_diff=max((apart, apart_behind), key=lambda text: Decimal(text or -1)),
         allowed=probe.max_abs_logprob_diff,
-        problems=tuple(_of_fleet(fleet, len(answers), quarrel)),
+        problems=tuple(_of_fleet(fleet, len(answers), (quarrel, quarrel_behind))),
     )
 
 
@@ -80,19 +82,31 @@ def probe_of(charge: WeightVersion | None) -> Probe:
     return Probe() if charge is None else charge.spec.verify.probe
 
 
-def _of_fleet(fleet: RolloutEngine, asked: int, quarrel: str) -> Iterator[str]:
-    if fleet.status.committed is None:
+def _of_fleet(fleet: RolloutEngine, asked: int, quarrels: tuple[str, ...]) -> Iterator[str]:
+    committed = fleet.status.committed
+    if committed is None:
         yield "nothing is committed, so there is nothing to compare with"
+    elif committed.previous is not None:
+        text = f"the fleet rolls from version {committed.previous.version} to version {committed.version}"
+        yield f"{text} (condition MixedVersions): ask again when it has"
     if asked < fleet.spec.replicas:
         yield f"{fleet.spec.replicas - asked} of {fleet.spec.replicas} engines have no pod"
     elif asked == 0:
         yield "the fleet has no engines"
-    if quarrel:
-        yield quarrel
+    yield from filter(None, quarrels)
 
 
-def _compare(probed: list[tuple[str, ProbeResult]], limit: Decimal) -> tuple[frozenset[str], str, str]:
+def _is_behind(report: ProbeReport, committed: Committed | None) -> bool:
+    """Whether it holds what the fleet rolls away from, and may answer from it until its turn."""
+    previous, weights = None if committed is None else committed.previous, report.weights
+    if previous is None or weights.state is not WeightsState.VERIFIED or weights.version != previous.version:
+        return False
+    return previous.digest in (None, weights.digest)
+
+
+def _compare(reports: list[tuple[str, ProbeReport]], limit: Decimal) -> tuple[frozenset[str], str, str]:
     """Engines that answer unlike a majority, the largest difference, and the words where no majority agrees."""
+    probed = [(name, _result(report)) for name, report in reports]
     if not probed:
         return frozenset(), "", ""
     found = agree(list(probed), limit, len(probed) // 2)
@@ -143,6 +157,9 @@ def _check(
 def _of_weights(report: ProbeReport, committed: Committed | None, usual: str) -> Iterator[str]:
     weights = report.weights
     digest = weights.digest or ""
+    if committed is not None and _is_behind(report, committed):
+        yield f"holds version {weights.version} until the roll to {committed.version} comes to it"
+        return
     if weights.state is not WeightsState.VERIFIED:
         yield f"its weights are {weights.state.value}"
     if committed is not None and weights.version != committed.version:

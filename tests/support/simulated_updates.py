@@ -1,7 +1,10 @@
 """Updates in the simulated cluster: how tests begin them and look at their ends."""
 
+import re
 from typing import Any
 
+from rollfleet_cli.diagnosing import Finding, diagnose
+from rollfleet_cli.snapshot import Snapshot
 from rollfleet_operator.api.meta import Condition
 from rollfleet_operator.api.rolloutengine import Aftermath, Outcome
 from rollfleet_operator.api.weightversion import Deadlines, FailureType, OnFailure, Phase
@@ -15,7 +18,7 @@ DEADLINES = Deadlines(prepare_seconds=60, quiesce_seconds=30, transfer_seconds=4
 SLACK_S = 5.0
 ROLLBACK = OnFailure(type=FailureType.ROLLBACK)
 HOLD = OnFailure(type=FailureType.HOLD)
-BROKEN = fault(FailureReason.TRANSFER_FAILED, "rank 3: out of memory")
+BROKEN = fault(FailureReason.TRANSFER_FAILED, "rank 3:\n  out of memory")
 
 
 def make_world(replicas: int = 3, version: int = 0, **options: Any) -> World:
@@ -49,7 +52,30 @@ def failed(world: World, version: int, reason: str) -> str:
     assert (last.version, last.outcome, last.reason) == (version, Outcome.FAILED, reason)
     assert world.status().history[-1].outcome is Outcome.FAILED
     assert world.status().history[-1].message == last.message
+    assert_explained(world, version, reason)
     return message
+
+
+def assert_explained(world: World, version: int, reason: str) -> None:
+    """`kubectl get wv` in one line, `kubectl describe` by condition and event, `rollfleet diagnose` with a remedy."""
+    status, told, message = condition(world, "Active")
+    assert (status, told) == ("False", reason)
+    assert message, "the column Message"
+    assert not re.search(r"[\n\r\f]", message), "kubectl cuts a column at the end of its first line"
+    events = [event for event in world.events if (event.kind, event.reason) == ("WeightVersion", reason)]
+    assert any(f"version {version} failed: " in event.message for event in events)
+    found = [finding for finding in diagnosed(world) if finding.subject == "WeightVersion/qwen-policy"]
+    assert [(finding.reason, finding.words) for finding in found] == [(reason, message)]
+    assert "docs/troubleshooting.md" not in found[0].remedy, "that is what it says of reasons it does not know"
+
+
+def diagnosed(world: World) -> tuple[Finding, ...]:
+    """What `rollfleet diagnose` finds in the objects."""
+    meta = world.fleet.metadata
+    versions = tuple(world.weight_versions.values())
+    return diagnose(
+        Snapshot(now=world.now, namespace=meta.namespace, name=meta.name, fleet=world.fleet, versions=versions)
+    )
 
 
 def phases(world: World) -> list[Phase]:

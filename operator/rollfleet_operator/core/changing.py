@@ -191,7 +191,9 @@ def _standing(update: Update, target: Target, engine: Engine, state: EngineState
     if operation is not None and failure is not None and operation.name in CHANGES:
         return Seat(target, engine, Standing.FAILED, failure.reason.value, failure.message)
     if step is OperationName.VERIFY and weights.state is WeightsState.UNCERTAIN:
-        return Seat(target, engine, Standing.FAILED, "Uncertain", "the guard no longer knows what the engine holds")
+        return Seat(
+            target, engine, Standing.FAILED, Reason.UNCERTAIN, "the guard no longer knows what the engine holds"
+        )
     if weights.state in (WeightsState.LOADED, WeightsState.VERIFIED) and weights.version == update.version:
         if weights.digest != update.status.digest:
             text = f"holds {weights.digest}, staged was {update.status.digest}"

@@ -1,5 +1,6 @@
 """Conditions: merging keeps lastTransitionTime unless the status changes, so that an idle object is never written."""
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -7,6 +8,7 @@ from rollfleet_operator.api.meta import MAX_MESSAGE, Condition, ConditionStatus
 from rollfleet_operator.core.reasons import Reason
 
 ELLIPSIS = "…"
+LINE_ENDS = re.compile(r"\s*[\n\r\f\v\x85\u2028\u2029]\s*")
 
 
 @dataclass(frozen=True)
@@ -59,5 +61,6 @@ def find(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
 
 
 def clip(text: str, limit: int = MAX_MESSAGE) -> str:
-    """Text that fits a message."""
+    """Text that fits a message, in one line: kubectl cuts a column at the end of its first."""
+    text = LINE_ENDS.sub(" ", text)
     return text if len(text) <= limit else text[: limit - 1] + ELLIPSIS

@@ -80,5 +80,6 @@ class Reason(StrEnum):
     REFUSED = "Refused", "An engine refused a command."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "A phase took longer than its deadline."
     ENGINES_LOST = "EnginesLost", "So many engines of the update restarted or vanished that too few are left."
+    UNCERTAIN = "Uncertain", "An engine no longer knows what it holds."
     NOT_REACHED = "NotReached", "The update has not come so far."
     OPENED = "Opened", "The gates are open again."

@@ -9,6 +9,7 @@ from rollfleet_operator.core.conditions import Claim, claim, find, merge
 from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.policies import attempt_wait_s
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.rolling import TOLD, behind
 from rollfleet_operator.core.status import may_write_progress
 from rollfleet_operator.core.work import Work
 from rollfleet_operator.core.world import World
@@ -49,7 +50,7 @@ def weight_status(subject: Subject, world: World | None, work: Work) -> WeightVe
     """The new status."""
     weight_version, old = subject.weight_version, subject.weight_version.status
     record = old if subject.update is None or subject.update.status is None else subject.update.status
-    claims = _claims(subject, record)
+    claims = _claims(subject, record, world)
     generation = weight_version.metadata.generation
     told = record.model_copy(
         update={
@@ -86,21 +87,24 @@ def _engines(world: World, weight_version: WeightVersion) -> str:
     return f"{held}/{world.fleet.spec.replicas}"
 
 
-def _claims(subject: Subject, record: WeightVersionStatus) -> tuple[Claim, ...]:
+def _claims(subject: Subject, record: WeightVersionStatus, world: World | None) -> tuple[Claim, ...]:
     verdict = subject.verdict
     accepted = claim("Accepted", verdict.accepted, verdict.reason, verdict.message)
     if subject.update is None or not verdict.accepted:
         rest = tuple(claim(kind, False, Reason.NOT_REACHED, "") for kind in ("Quiesced", "Transferred", "Verified"))
         return (accepted, *rest, claim("Active", False, verdict.reason, verdict.message))
     steps = (_quiesced(record), *_reached(subject, record), _active(subject, record))
-    return (accepted, *steps, *_spans_versions(subject.weight_version, record), *_mixed_versions(subject))
+    return (accepted, *steps, *_spans_versions(subject.weight_version, record), *_mixed_versions(subject, world))
 
 
-def _mixed_versions(subject: Subject) -> tuple[Claim, ...]:
+def _mixed_versions(subject: Subject, world: World | None) -> tuple[Claim, ...]:
     """There from the first update that rolls on."""
     committed = subject.committed
     if committed is not None and committed.previous is not None:
         text = f"engines answer from version {committed.previous.version} and from version {committed.version}"
+        if world is not None and (left := behind(world, committed, world.fleet.status.epoch)):
+            names = ", ".join(engine.name for engine in left[:TOLD])
+            text += f"; {len(left)} may answer from the older one: {names}{', ...' if left[TOLD:] else ''}"
         return (claim("MixedVersions", True, Reason.ROLLING, text),)
     told_before = find(subject.weight_version.status.conditions, "MixedVersions") is not None
     return (claim("MixedVersions", False, Reason.ONE_VERSION),) if told_before else ()

@@ -14,7 +14,17 @@ import pytest
 
 from rollfleet_cli.asking import Answer
 from rollfleet_cli.diagnosing import Finding, diagnose
-from rollfleet_cli.remedies import ENGINES, EXIT_CODES, FAILED, NOT_ACCEPTED, UNAVAILABLE, WAITING
+from rollfleet_cli.remedies import (
+    ENGINES,
+    EXIT_CODES,
+    FAILED,
+    JOINING,
+    NOT_ACCEPTED,
+    STEPS,
+    UNAVAILABLE,
+    VERSIONS,
+    WAITING,
+)
 from rollfleet_cli.snapshot import EventNote, LeaseView, OperatorPod, OperatorView, Snapshot, entries_about
 from rollfleet_operator.api.rolloutengine import (
     EngineDetail,
@@ -23,7 +33,7 @@ from rollfleet_operator.api.rolloutengine import (
     Outcome,
     RolloutEngine,
 )
-from rollfleet_operator.api.weightversion import FailedEngine, Phase, Progress, WeightVersion
+from rollfleet_operator.api.weightversion import FailedAttempt, FailedEngine, Phase, Progress, WeightVersion
 from rollfleet_protocol.state import Failure, FailureReason, OperationName, OperationStatus, Weights, WeightsState
 from tests.support.builders import make_operation
 from tests.support.cli import NOW, make_condition, make_fleet, make_version
@@ -87,12 +97,26 @@ def test_a_weight_version_that_waits(reason: str) -> None:
     assert check(findings(well_fleet(), version), reason, WAITING).words == WORDS
 
 
-@pytest.mark.parametrize("reason", rows_of("An update hangs or failed", "reason"))
+@pytest.mark.parametrize(
+    "reason", [*rows_of("An update hangs or failed", "reason"), *rows_of("A WeightVersion waits", "reason of Active")]
+)
 def test_an_update_that_failed(reason: str) -> None:
+    """Also by what it waited for in Pending until its time was over."""
     ended = LastFinished(version=2, generation=1, outcome=Outcome.FAILED, reason=reason, message=WORDS)
     version = make_version(2, phase=Phase.FAILED, conditions=(condition_of("Active", reason),))
-    found = check(findings(well_fleet(last_finished=ended), version), reason, FAILED)
+    found = check(findings(well_fleet(last_finished=ended), version), reason, WAITING | FAILED)
     assert (found.subject, found.words) == ("WeightVersion/qwen-policy", WORDS)
+    check(findings(well_fleet(), version), reason, WAITING | FAILED)  # the fleet has lost its record
+
+
+def test_an_attempt_that_failed_while_the_next_one_runs() -> None:
+    last = FailedAttempt(attempt=1, reason="TransferFailed", message=WORDS)
+    said = (condition_of("Active", "Preparing"),)
+    version = make_version(2, phase=Phase.PREPARING, attempt=2, last_attempt=last, conditions=said)
+    assert check(findings(well_fleet(), version), "TransferFailed", FAILED).words == f"attempt 1: {WORDS}"
+    straight_on = last.model_copy(update={"attempt": 0, "reason": "Superseded"})
+    version = make_version(2, phase=Phase.PREPARING, attempt=1, last_attempt=straight_on, conditions=said)
+    assert findings(well_fleet(), version) == {}
 
 
 def test_a_failure_whose_weight_version_was_deleted() -> None:
@@ -102,15 +126,46 @@ def test_a_failure_whose_weight_version_was_deleted() -> None:
     assert findings(well_fleet(last_finished=ended), moving) == {}, "that one is over"
 
 
-@pytest.mark.parametrize("reason", rows_of("An update hangs or failed", "reason"))
+@pytest.mark.parametrize(
+    "reason",
+    [*rows_of("An update hangs or failed", "reason"), *rows_of("An update hangs or failed", "engine at")],
+)
 def test_an_update_that_is_held_up(reason: str) -> None:
     failed = FailedEngine(name=POD, reason=reason, message=WORDS)
     progress = Progress(done=0, total=1, failed=(failed,))
     version = make_version(
         2, phase=Phase.PREPARING, progress=progress, conditions=(condition_of("Active", "Preparing"),)
     )
-    found = check(findings(well_fleet(), version), reason, FAILED)
+    found = check(findings(well_fleet(), version), reason, STEPS | FAILED)
     assert (found.subject, found.words) == (f"Pod/{POD}", WORDS)
+
+
+def test_nobody_waits_for_an_engine_of_an_update_that_failed() -> None:
+    slow = FailedEngine(name=POD, reason="Quiescing", message=WORDS)
+    version = make_version(2, phase=Phase.FAILED, progress=Progress(failed=(slow,)))
+    assert findings(well_fleet(), version) == {}
+
+
+@pytest.mark.parametrize("kind", rows_of("An update hangs or failed", "condition"))
+@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.ACTIVE])
+def test_a_promise_that_is_given_up_is_told(kind: str, phase: Phase) -> None:
+    given_up = make_condition(kind, reason="Rolling", message=WORDS)
+    version = make_version(2, phase=phase, conditions=(make_condition("Active"), given_up))
+    found = check(findings(well_fleet(), version), kind, VERSIONS)
+    assert (found.subject, found.words) == ("WeightVersion/qwen-policy", WORDS)
+    kept = make_version(2, phase=phase, conditions=(make_condition("Active"), condition_of(kind, "OneVersion")))
+    assert findings(well_fleet(), kept) == {}
+
+
+@pytest.mark.parametrize("reason", ["ApplyFailed", "WeightsLost", "CommitUnknown", "ProbesDisagree"])
+def test_what_is_wrong_with_a_fleet_that_answers_all_the_same(reason: str) -> None:
+    degraded = make_condition("Degraded", reason=reason, message=WORDS)
+    fleet = well_fleet(conditions=(*well_fleet().status.conditions, degraded))
+    assert check(findings(fleet), reason, UNAVAILABLE).words == WORDS
+    single = make_condition("Degraded", reason="EnginesNotWell", message=WORDS)
+    assert findings(well_fleet(conditions=(*well_fleet().status.conditions, single))) == {}, (
+        "the engine is named itself"
+    )
 
 
 @pytest.mark.parametrize("reason", rows_of("A fleet does not answer", "reason"))
@@ -128,6 +183,16 @@ def test_an_engine_that_is_not_well(state: str) -> None:
         assert check(findings(fleet, pods=pods), state, ENGINES).words == WORDS
 
 
+@pytest.mark.parametrize("state", rows_of("Single engines", "coming up"))
+def test_an_engine_that_comes_up_and_says_what_keeps_it(state: str) -> None:
+    words = "restarted 3 times, exit code 1" if state == "Starting" else "CheckpointNotFound: step-1 is not there"
+    for message, told in ((words, {state}), ("", set()), ("joins after the update", set())):
+        detail = EngineDetail(name=POD, ordinal=0, state=state, since=NOW, message=message)
+        found = findings(well_fleet(engines=EnginesSummary(details=(detail,))))
+        assert set(found) == told
+    assert JOINING[state].remedy
+
+
 @pytest.mark.parametrize("code", rows_of("Single engines", "exit code of an engine"))
 def test_an_engine_that_ended(code: str) -> None:
     ended = {"terminated": {"exitCode": int(code), "reason": "Error", "message": WORDS}}
@@ -142,6 +207,9 @@ def test_every_remedy_is_documented() -> None:
     assert set(NOT_ACCEPTED) == set(rows_of("A WeightVersion is not followed", "reason"))
     assert set(WAITING) == set(rows_of("A WeightVersion waits", "reason of Active"))
     assert set(FAILED) == set(rows_of("An update hangs or failed", "reason"))
+    assert set(STEPS) == set(rows_of("An update hangs or failed", "engine at"))
+    assert set(VERSIONS) == set(rows_of("An update hangs or failed", "condition"))
+    assert set(JOINING) == set(rows_of("Single engines", "coming up"))
     assert set(UNAVAILABLE) == set(rows_of("A fleet does not answer", "reason"))
     assert set(ENGINES) == set(rows_of("Single engines", "state"))
     assert {str(code) for code in EXIT_CODES} == set(rows_of("Single engines", "exit code of an engine"))

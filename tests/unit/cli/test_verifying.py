@@ -6,7 +6,7 @@ import pytest
 
 from rollfleet_cli.asking import Answer
 from rollfleet_cli.verifying import Verification, probe_of, verify
-from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
+from rollfleet_operator.api.rolloutengine import Committed, Previous, RolloutEngine
 from rollfleet_operator.api.weightversion import Probe
 from rollfleet_protocol.state import Gate, ProbeReport, Weights, WeightsState
 from tests.support.cli import NOW, make_fleet, make_version
@@ -111,3 +111,35 @@ def test_the_fleets_own_probe_is_asked() -> None:
     answers = (Answer("a", "a", report()), Answer("b", "b", report(by_rank=((-1.0, -2.0001),))))
     assert verify(fleet_at(), Probe(), answers).holds
     assert not verify(fleet_at(), probe, answers).holds, "equal to the last bit was asked for"
+
+
+def rolling(previous: str | None = "sha256:2") -> RolloutEngine:
+    before = Previous(version=2, digest=previous)
+    return make_fleet(committed=Committed(version=3, digest="sha256:3", time=NOW, previous=before))
+
+
+OTHER = ((-5.0, -6.0),)
+
+
+@pytest.mark.parametrize("digest", ["sha256:2", None])
+def test_a_fleet_that_rolls_is_called_so_and_versions_are_not_compared_with_each_other(digest: str | None) -> None:
+    found = verified(report(), report(2, by_rank=OTHER), report(2, by_rank=OTHER), fleet=rolling(digest))
+    assert not found.holds
+    assert found.problems == (
+        "the fleet rolls from version 2 to version 3 (condition MixedVersions): ask again when it has",
+    )
+    behind = ("holds version 2 until the roll to 3 comes to it",)
+    assert [engine.problems for engine in found.engines] == [(), behind, behind]
+    assert (found.digest, found.max_abs_logprob_diff) == ("sha256:3", "0")
+
+
+def test_engines_that_have_not_moved_are_compared_with_each_other() -> None:
+    found = verified(report(), report(2), report(2), report(2, by_rank=OTHER), fleet=rolling())
+    assert "answers the probe unlike the others, by more than 0.001" in found.engines[3].problems
+    assert "answers the probe" not in found.engines[2].problems[0]
+
+
+def test_a_version_that_is_neither_is_wrong_in_a_roll_too() -> None:
+    found = verified(report(), report(2, weights=weights(2, "sha256:x")), report(1), fleet=rolling())
+    assert "holds version 2, and 3 is committed" in found.engines[1].problems
+    assert "holds version 1, and 3 is committed" in found.engines[2].problems

@@ -2,6 +2,8 @@
 
 from datetime import timedelta
 
+import pytest
+
 from rollfleet_operator.api.meta import MAX_MESSAGE, Condition, ConditionStatus
 from rollfleet_operator.core.conditions import claim, find, merge
 from rollfleet_operator.core.reasons import Reason
@@ -35,6 +37,13 @@ def test_conditions_of_others_are_kept() -> None:
 def test_a_message_is_bounded_and_never_empty() -> None:
     assert len(claim("Accepted", False, Reason.INVALID_SPEC, "x" * 5000).message) == MAX_MESSAGE
     assert claim("Accepted", False, Reason.INVALID_SPEC).message == Reason.INVALID_SPEC.sentence
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n    ", "\f", "\u2028"])
+def test_a_message_is_one_line(end: str) -> None:
+    """vLLM's own words are a traceback now and then."""
+    said = claim("Active", False, Reason.UPDATE_FAILED, f"Traceback (most recent call last):{end}RuntimeError: broken")
+    assert said.message == "Traceback (most recent call last): RuntimeError: broken"
 
 
 def test_every_reason_is_one_word_with_one_sentence() -> None:

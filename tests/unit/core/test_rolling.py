@@ -8,7 +8,17 @@ from rollfleet_operator.core.rolling import Roll
 from rollfleet_protocol.commands import Close, Open
 from rollfleet_protocol.state import FailureReason, Gate, OperationName
 from tests.support.simulated_engine import fault
-from tests.support.simulated_updates import DEADLINES, HOLD, ROLLBACK, SLACK_S, bump, condition, failed, make_world
+from tests.support.simulated_updates import (
+    DEADLINES,
+    HOLD,
+    ROLLBACK,
+    SLACK_S,
+    bump,
+    condition,
+    diagnosed,
+    failed,
+    make_world,
+)
 from tests.support.simulated_world import World, slow
 
 BATCH_S = DEADLINES.quiesce_seconds + DEADLINES.transfer_seconds + DEADLINES.verify_seconds
@@ -56,7 +66,10 @@ def test_mixed_versions_is_told_while_it_rolls_and_not_after() -> None:
     world.run(0.05)
     status, reason, message = condition(world, "MixedVersions")
     assert (status, reason) == ("True", "Rolling")
-    assert message == "engines answer from version 1 and from version 2"
+    both, _, left = message.partition("; 2 may answer from the older one: ")
+    assert both == "engines answer from version 1 and from version 2"
+    names = [pod.view.name for pod in world.pods.values() if pod.process and pod.process.state.weights.version == 1]
+    assert sorted(left.split(", ")) == sorted(names)
     available = next(each for each in world.fleet.status.conditions if each.type == "Available")
     assert available.message.endswith("version 2 or, until the roll ends, version 1")
     watch(world, 2)
@@ -184,12 +197,15 @@ def test_an_engine_that_does_not_answer_keeps_the_condition_even_after_the_end()
     world = make_world(version=1)
     roll(world, 2)
     assert world.run(20, lambda: world.in_phase(Phase.OPENING))
+    silent = world.pods[world.uid_of(2)].view.name
     world.cut_off(world.uid_of(2), 10 * BATCH_S)
     assert world.run(5 * BATCH_S, lambda: world.ended(2))
     assert world.status().phase is Phase.ACTIVE
     world.run(10)
     assert sorted(world.open_versions()) == [1, 2, 2], "clients may still reach it"
-    assert condition(world, "MixedVersions")[0] == "True"
+    status, _, message = condition(world, "MixedVersions")
+    assert (status, message.endswith(f"1 may answer from the older one: {silent}")) == ("True", True)
+    assert "MixedVersions" in {finding.reason for finding in diagnosed(world)}
     assert world.fleet.status.committed is not None
     assert world.fleet.status.committed.previous is not None
     assert world.run(10 * BATCH_S, lambda: world.all_serve(2))
