@@ -81,7 +81,7 @@ class Operator:
         """A new process."""
         self._life += 1
         self.up = True
-        self.uptime = Uptime(self._clock.now)
+        self.uptime = Uptime(self._clock.now, lambda: self._clock.time)
         self.following = Following(self.name, self.account_uid, self._clock, self._network, self._nodes, self.wake)
         self._cache: dict[str, PodView] = {}
         self._gone: dict[str, bool] = {}
@@ -220,7 +220,12 @@ class Operator:
 
     def settings(self) -> Settings:
         """What it was started with."""
-        return make_settings(up_since=self.uptime.since, operator_uid=self.account_uid, operator_silence_s=SILENCE_S)
+        return make_settings(
+            up_since=self.uptime.since,
+            away=self.uptime.away(""),
+            operator_uid=self.account_uid,
+            operator_silence_s=SILENCE_S,
+        )
 
     def _observe(self, read: Read) -> Observed:
         pods = self._cache

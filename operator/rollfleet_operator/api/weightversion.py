@@ -301,7 +301,7 @@ class WeightVersionStatus(ApiModel):
     started_at: datetime | None = None
     """When work on this version began."""
     phase_started_at: datetime | None = None
-    """Start of the phase. Its deadline counts from here, or from when operator and API server were both up last."""
+    """Start of the phase. Its deadline counts from here, without the time in which operator or API server was away."""
     paused_at: datetime | None = None
     """When the first gate was seen closed."""
     targets: Annotated[tuple[Target, ...], Field(max_length=1000)] = ()

@@ -176,7 +176,7 @@ def with_history(update: Update, status: WeightVersionStatus, ending: Ending) ->
         checkpoint=update.path if same else "",
         outcome=ending.outcome,
         digest=status.digest,
-        time=update.now,
+        time=update.stamp,
         paused_seconds=status.paused_seconds,
         max_abs_logprob_diff=largest_difference(update) if ending.outcome is Outcome.ACTIVE else "",
         message=ending.message,

@@ -13,7 +13,7 @@ from rollfleet_operator.api.weightversion import (
     WeightVersionStatus,
 )
 from rollfleet_operator.core.conditions import clip
-from rollfleet_operator.core.policies import Deadline, seconds_text
+from rollfleet_operator.core.policies import Deadline, began, seconds_text
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.vanished import unfenced_text
@@ -112,9 +112,21 @@ class Update:
         """The pass's time."""
         return self.work.now
 
+    @property
+    def stamp(self) -> datetime:
+        """The time as it is recorded where it is compared with the fleet's creation, which another clock has told."""
+        return max(self.now, self.world.created or self.now)
+
+    @property
+    def phase_began(self) -> datetime:
+        """From when the phase counts."""
+        return began(self.status.phase_started_at or self.now, self.now, self.world.settings.up_since)
+
     def deadline(self, seconds: float) -> Deadline:
         """Of the phase that runs; the pass is woken at its end."""
-        deadline = Deadline.of(self.status.phase_started_at or self.now, seconds, self.world.settings.up_since)
+        settings = self.world.settings
+        since = self.status.phase_started_at or self.now
+        deadline = Deadline.of(since, seconds, self.now, settings.up_since, settings.away)
         if not deadline.passed(self.now):
             self.work.wake(deadline.ends)
         return deadline

@@ -116,9 +116,8 @@ class Settings:
     probe_tokens: tuple[int, ...] = (1, 2, 3, 5, 7, 11)
     probe_tolerance: float = 1e-3
     operator_silence_s: float = 30.0
-    up_since: datetime | None = (
-        None  # since when both operator and API server are up; deadlines count from here at least
-    )
+    up_since: datetime | None = None  # since when this operator acts; deadlines count from here at least
+    away: tuple[tuple[datetime, datetime], ...] = ()  # when the API server was out of its reach since, oldest first
 
 
 @dataclass(frozen=True)

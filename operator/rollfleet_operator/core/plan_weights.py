@@ -166,7 +166,7 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
             "last_attempt": None,
             "closed_epoch": 0,
             "retry_request": update.weight_version.spec.retry_request,
-            "started_at": update.now,
+            "started_at": update.stamp,
             "phase_started_at": update.now,
             "paused_at": None,
             "targets": (),

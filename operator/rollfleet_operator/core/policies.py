@@ -1,5 +1,6 @@
 """Time: deadlines, back-off and throttles. Each is a function of recorded times, so it survives a restart."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -37,17 +38,42 @@ def retry_at(since: datetime, attempt: int) -> datetime:
     return since + timedelta(seconds=sum(backoff_s(number) for number in range(1, attempt + 1)))
 
 
+def began(since: datetime, now: datetime, up_since: datetime | None) -> datetime:
+    """From when a recorded start counts here.
+
+    One in the future was written by another clock, or by ours before it was set back: it may be as far off as it likes,
+    and counts from when we could act ourselves.
+    """
+    ours = now if up_since is None else min(up_since, now)
+    if since > now:
+        return ours
+    return since if up_since is None else max(since, ours)
+
+
 @dataclass(frozen=True)
 class Deadline:
-    """A phase's end. Time before `up_since` is not counted: nobody could act."""
+    """A phase's end. Time before `up_since`, and what is `away`, is not counted: nobody could act."""
 
     ends: datetime
 
     @classmethod
-    def of(cls, since: datetime, seconds: float, up_since: datetime | None) -> "Deadline":
-        """The deadline of a phase that began at `since`."""
-        begun = since if up_since is None else max(since, up_since)
-        return cls(begun + timedelta(seconds=seconds))
+    def of(
+        cls,
+        since: datetime,
+        seconds: float,
+        now: datetime,
+        up_since: datetime | None = None,
+        away: Iterable[tuple[datetime, datetime]] = (),
+    ) -> "Deadline":
+        """The deadline of a phase that began at `since`. `away` is in the order of its beginnings."""
+        counted = began(since, now, up_since)
+        ends = counted + timedelta(seconds=seconds)
+        for left, back in away:
+            left = max(left, counted)  # noqa: PLW2901 - what overlaps counts once
+            if left < back and left < ends:
+                ends += back - left
+                counted = back
+        return cls(ends)
 
     def passed(self, now: datetime) -> bool:
         """Whether it is over."""

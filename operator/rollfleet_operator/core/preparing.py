@@ -107,7 +107,7 @@ def _put_others_aside(update: Update, members: tuple[Member, ...], deadline: Dea
 def _begins(update: Update) -> datetime:
     """When this attempt may begin."""
     status = update.status
-    since, last = status.phase_started_at or update.now, status.last_attempt
+    since, last = update.phase_began, status.last_attempt
     if last is None or last.attempt == 0:
         return since
     wait = attempt_wait_s(status.attempt, update.weight_version.spec.deadlines.prepare_seconds)

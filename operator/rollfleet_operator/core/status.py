@@ -96,8 +96,11 @@ def _with_counts(findings: Findings, status: RolloutEngineStatus, work: Work) ->
 
 
 def may_write_progress(last: datetime | None, work: Work) -> bool:
-    """Whether the last write that told nothing but progress is long enough ago; else the pass is woken when it is."""
-    if last is None or work.now >= last + timedelta(seconds=PROGRESS_S):
+    """Whether the last write that told nothing but progress is long enough ago; else the pass is woken when it is.
+
+    One in the future was written by another clock, and says nothing about how often we write.
+    """
+    if last is None or abs(work.now - last) >= timedelta(seconds=PROGRESS_S):
         return True
     work.wake(last + timedelta(seconds=PROGRESS_S))
     return False

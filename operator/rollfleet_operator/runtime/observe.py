@@ -70,10 +70,11 @@ class Observer:
                 self._fleet(namespace, name), self._cluster.list(WEIGHT_VERSIONS, namespace)
             )
         except Unreachable:
-            self._uptime.lost()
+            self._uptime.lost(key)
             raise
-        self._uptime.seen()
+        self._uptime.seen(key)
         if fleet is None:
+            self._uptime.forget(key)
             self._met.pop(self._records.fleets.uid(key), None)
         named = {item["metadata"]["name"]: item for item in listing.items if _names(item, name)}
         return Read(fleet, named)
@@ -99,7 +100,7 @@ class Observer:
             pods=pods,
             guards=self._records.followers.views(key),
             ca_bundle=ca_bundle,
-            settings=replace(self._settings, up_since=self._uptime.since),
+            settings=replace(self._settings, up_since=self._uptime.since, away=self._uptime.away(key)),
             children=dict(self._records.children.hashes(key)),
             terminated=terminated,
             rejected=self._records.rejected.get(key, ""),

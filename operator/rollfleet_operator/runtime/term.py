@@ -35,7 +35,7 @@ class Term:
                 worker.cancel()
             ended = await asyncio.gather(*workers, return_exceptions=True)
             await self.records.stand_down()
-            self.uptime.lost()  # deadlines count from when somebody acts again
+            self.uptime.ended()  # deadlines count from when somebody acts again
         for result in ended:
             if isinstance(result, Exception):
                 raise result
