@@ -55,6 +55,11 @@ class UpdatePlan:
         return self.status is not None and self.status.phase in CLOSED
 
     @property
+    def again(self) -> bool:
+        """Another attempt, or a higher version that went straight on: engines stay closed from the one before."""
+        return self.under_way and self.status is not None and self.status.last_attempt is not None
+
+    @property
     def under_way(self) -> bool:
         """From Preparing to the commit."""
         return self.status is not None and self.status.phase in UNDER_WAY

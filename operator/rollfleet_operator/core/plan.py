@@ -29,7 +29,7 @@ from rollfleet_operator.core.lost import weights_lost
 from rollfleet_operator.core.objects.pod import build_pod, template_hash
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.core.plan_children import plan_children
-from rollfleet_operator.core.plan_engine import PodAction, Template, plan_labels, plan_pods
+from rollfleet_operator.core.plan_engine import PodAction, Template, plan_gone, plan_labels, plan_pods
 from rollfleet_operator.core.plan_weights import plan_weights
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
@@ -128,8 +128,12 @@ def _lost(world: World, update: UpdatePlan, catch_up: CatchUp | None) -> str:
 
 
 def _plan_pods(world: World, template: Template, update: UpdatePlan, *, first: bool) -> tuple[PodAction, ...]:
-    """From Quiescing to Opening pods stay as they are."""
-    return () if update.closed else plan_pods(world, template, update.record, first=first)
+    """From Quiescing to Opening pods stay as they are; while a later attempt prepares, the spec of the fleet waits."""
+    if update.closed:
+        return ()
+    if update.again:
+        return plan_gone(world, template, update.record.committed)
+    return plan_pods(world, template, update.record, first=first)
 
 
 def _scene(world: World, update: UpdatePlan, stuck: dict[str, Joiner]) -> Scene:

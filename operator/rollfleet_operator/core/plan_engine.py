@@ -1,6 +1,7 @@
 """The fleet's pods: one live pod for each ordinal below spec.replicas, made from the template that is asked for.
 
-From Quiescing to the end of Opening nothing is created, replaced or removed. Otherwise:
+From Quiescing to the end of Opening nothing is created, replaced or removed, and while a later attempt of an update
+prepares only what is gone is made again: changes of the spec wait for the end. Otherwise:
 - A pod that is over (evicted), being deleted, or gone with its node is replaced under another name: the name is a
   function of the fleet, the ordinal, the template and the uids of the pods that the ordinal still has, so that a
   repeated create is harmless.
@@ -66,6 +67,16 @@ def plan_pods(world: World, template: Template, record: Record, *, first: bool) 
     actions += _replace(world, by_ordinal, template, committed, first=first)
     going = {action.uid for action in actions if isinstance(action, DeletePod)}
     return (*actions, *(stop for stop in plan_stops(world, record) if stop.uid not in going))
+
+
+def plan_gone(world: World, template: Template, committed: Committed | None) -> tuple[PodAction, ...]:
+    """Only what a later attempt may wait for: a pod in the place of each that is over or gone."""
+    actions: list[PodAction] = []
+    for ordinal in range(world.fleet.spec.replicas):
+        engines = [engine for engine in world.engines if engine.ordinal == ordinal]
+        if not _live(engines):
+            actions += _plan_ordinal(world, ordinal, engines, template, committed)
+    return tuple(actions)
 
 
 def _delete(engine: Engine, why: str) -> DeletePod:

@@ -10,6 +10,7 @@ from rollfleet_operator.api.weightversion import Phase
 from rollfleet_operator.core.actions import CreatePod, Decision, DeletePod
 from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView
 from rollfleet_operator.core.plan import plan
+from rollfleet_protocol.state import OperationName
 from tests.support.builders import (
     NOW,
     make_committed,
@@ -19,8 +20,8 @@ from tests.support.builders import (
     make_pod,
     make_state,
 )
-from tests.support.simulated_updates import bump, make_world
-from tests.support.simulated_world import World
+from tests.support.simulated_updates import bump, fail_once, make_world
+from tests.support.simulated_world import World, slow
 
 
 def fleet(**spec: Any) -> RolloutEngine:
@@ -180,6 +181,37 @@ def test_template_and_replicas_that_change_in_mid_update_wait_for_its_end(phase:
         world.step()
     assert world.ended(1)
     assert world.run(120, lambda: before.isdisjoint(world.pods) and world.all_serve(1))
+
+
+def test_template_and_replicas_that_change_while_a_later_attempt_prepares_wait_for_its_end() -> None:
+    world = make_world(replicas=3)
+    fail_once(world, 1)
+    for pod in world.pods.values():
+        pod.temper.seconds = slow(OperationName.PREPARE, 3.0)().seconds
+    bump(world, 1)
+    assert world.run(30, lambda: world.status().attempt == 2 and world.in_phase(Phase.PREPARING))
+    changed = {"image": "registry.example/engine:2", "replicas": 2}
+    world.fleet = world.fleet.model_copy(update={"spec": world.fleet.spec.model_copy(update=changed)})
+    before = set(world.pods)
+    while world.in_phase(Phase.PREPARING):
+        world.step()
+        assert set(world.pods) == before
+    assert world.run(60, lambda: world.ended(1))
+    assert world.status().phase is Phase.ACTIVE
+    assert world.run(120, lambda: before.isdisjoint(world.pods) and world.all_serve(1))
+
+
+def test_what_is_gone_is_made_again_while_a_later_attempt_prepares() -> None:
+    """Else an attempt that needs every engine (minServing) would wait for one that nobody makes."""
+    world = make_world(replicas=3)
+    for pod in world.pods.values():
+        pod.temper.seconds = slow(OperationName.TRANSFER, 1.0)().seconds
+    bump(world, 1, min_serving=3)
+    assert world.run(30, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.delete_pod(world.uid_of(2))
+    assert world.run(120, lambda: world.ended(1))
+    assert (world.status().phase, world.status().attempt) == (Phase.ACTIVE, 2)
+    assert world.all_serve(1)
 
 
 def test_scaling_up_and_down_while_serving() -> None:

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from rollfleet_operator.core.policies import Deadline, backoff_s, retry_at, seconds_text
+from rollfleet_operator.core.policies import Deadline, attempt_wait_s, backoff_s, retry_at, seconds_text
 from tests.support.builders import NOW
 
 
@@ -19,6 +19,11 @@ def test_back_off_doubles_up_to_thirty_seconds() -> None:
 @pytest.mark.parametrize(("attempt", "after"), [(1, 1), (2, 3), (3, 7), (5, 31), (6, 61), (7, 91)])
 def test_an_attempt_begins_after_the_sum_of_the_waits(attempt: int, after: float) -> None:
     assert retry_at(NOW, attempt) == NOW + seconds(after)
+
+
+def test_the_next_attempt_of_an_update_waits_within_prepare_seconds() -> None:
+    assert [attempt_wait_s(attempt, 600) for attempt in (2, 3, 4, 5, 6, 7, 100)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [attempt_wait_s(attempt, 3) for attempt in (2, 3, 4)] == [1, 1.5, 1.5]
 
 
 def test_a_deadline_counts_from_when_somebody_could_act() -> None:
