@@ -223,7 +223,8 @@ UNAVAILABLE = {  # the fleet answers nobody
         "ask for the checkpoint that shall be served: `rollfleet bump --checkpoint PATH`",
     ),
     "ProbesDisagree": Remedy(
-        "engines differ already at version 0", "give all engines equal hardware, image and arguments"
+        "engines differ already at version 0, and no majority agrees",
+        "give all engines equal hardware, image and arguments",
     ),
 }
 

@@ -21,6 +21,7 @@ from rollfleet_operator.core import (
     plan,
     plan_weights,
     quiescing,
+    references,
     vanished,
     world,
 )
@@ -140,7 +141,7 @@ def _commit_before_probe(patch: Patch) -> None:
 
 def _probes_are_not_compared(patch: Patch) -> None:
     patch.setattr(changing, "agree", lambda *_: frozenset())
-    patch.setattr(catch_up, "compare", lambda *_: "")
+    patch.setattr(references, "compare", lambda *_: "")
 
 
 def _open_before_the_commit(patch: Patch) -> None:

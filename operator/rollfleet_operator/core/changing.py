@@ -21,7 +21,7 @@ from rollfleet_operator.api.rolloutengine import Committed, Previous
 from rollfleet_operator.api.weightversion import FailedEngine, Phase, StrategyType, Target, WeightVersionStatus
 from rollfleet_operator.core.moves import Move, Update, failed, hold_up, overdue, progress
 from rollfleet_operator.core.policies import Deadline
-from rollfleet_operator.core.probes import Disagreement, agree
+from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
@@ -35,7 +35,6 @@ OWN_FAULTS = (  # checks of one engine, over bytes that others read too
     FailureReason.PROBE_FAILED.value,
     Reason.DIGEST_DISAGREES.value,
 )
-MAX_EXCLUDED = 10  # engines that may answer the probe unlike the others; more is not their own fault
 CHANGES = (OperationName.TRANSFER, OperationName.VERIFY)
 
 

@@ -1,7 +1,8 @@
 """What the fleet has committed, where no update says so: the first verification of a new fleet, and a lost record.
 
 A new fleet verifies version 0, its model.path as loaded at start, under epoch 1, which is kept for that. It commits
-as soon as every engine that is up has answered the probe and all agree; engines that come up later are late joiners.
+as soon as every engine that is up has answered the probe, or had its time for it, and a majority agrees; one that does
+not is named in the commit and never opens on it. Engines that come up later are late joiners.
 One that is up and does not answer is waited for: where the status, the WeightVersion and its guard's word are lost
 together, it may be open at a version that nobody remembers.
 Waiting for all replicas would let one engine that finds no node keep the whole fleet from serving.
@@ -13,12 +14,12 @@ given meanwhile.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from rollfleet_operator.api.rolloutengine import Committed, Outcome
-from rollfleet_operator.api.weightversion import WeightVersion
-from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.api.weightversion import Deadlines, WeightVersion
+from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.rolling import behind
@@ -85,19 +86,30 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
             verified.append((engine.name, state.probe))
         elif state.weights.state is WeightsState.INITIAL:
             verify_initial(world, record.epoch, engine, state, world.settings.probe_tokens, work)
-            failed = failed_operation(state, OperationName.VERIFY, record.epoch, 0)
-            pending = pending or failed is None
+            pending = pending or _is_waited_for(world, record, engine, state, work)
     if pending or not verified:
         return CommitPlan(record, first=True)
     silent = _silent(world, record)
     if silent:
         text = f"{silent} may be open and does not answer: nobody can tell that this fleet is new before it does"
         return CommitPlan(record, first=True, reason=Reason.COMMIT_UNKNOWN, message=text)
-    found = compare(verified, Decimal(str(world.settings.probe_tolerance)))
-    if isinstance(found, Disagreement):
-        return CommitPlan(record, first=True, reason=Reason.PROBES_DISAGREE, message=found.text)
-    work.note(f"version 0 is committed: {len(verified)} engines verified")
-    return CommitPlan(replace(record, committed=Committed(version=0, time=work.now)), first=False)
+    odd = agree(verified, Decimal(str(world.settings.probe_tolerance)), MAX_EXCLUDED)
+    if isinstance(odd, Disagreement):
+        return CommitPlan(record, first=True, reason=Reason.PROBES_DISAGREE, message=odd.text)
+    work.note(f"version 0 is committed: {len(verified) - len(odd)} engines verified")
+    excluded = tuple(state.incarnation for engine, state in world.usable if engine.name in odd)
+    return CommitPlan(replace(record, committed=Committed(version=0, time=work.now, excluded=excluded)), first=False)
+
+
+def _is_waited_for(world: World, record: Record, engine: Engine, state: EngineState, work: Work) -> bool:
+    """Whether it may still answer the probe in its time: one that never does must not keep the others from serving."""
+    if failed_operation(state, OperationName.VERIFY, record.epoch, 0) is not None:
+        return False
+    due = engine.pod.created + timedelta(seconds=world.fleet.spec.startup.timeout_seconds + Deadlines().verify_seconds)
+    if work.now >= due:
+        return False
+    work.wake(due)
+    return True
 
 
 def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion, ...], work: Work) -> CommitPlan:

@@ -7,6 +7,8 @@ from statistics import median
 
 from rollfleet_protocol.state import ProbeResult
 
+MAX_EXCLUDED = 10  # engines that may answer the probe unlike the others; more is not their own fault
+
 Logprobs = tuple[float, ...]
 Answer = tuple[str, Logprobs]  # whose
 
@@ -45,34 +47,38 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
 def agree(probed: list[tuple[str, ProbeResult | None]], limit: Decimal, most: int) -> frozenset[str] | Disagreement:
     """Who answered unlike a majority that agrees: `most` at most; or the two that disagree where there is no majority.
 
-    Whoever belongs to such a majority is within the limit of the median of each token, so those furthest from the
-    medians are left out first.
+    An engine that answered nothing, no numbers, or another probe, is unlike the others too: else one that is broken
+    could keep all of them from ever moving. Whoever belongs to the majority is within the limit of the median of each
+    token, so those furthest from the medians are left out first.
     """
     found = compare(probed, limit)
     if not isinstance(found, Disagreement):
         return frozenset()
-    answers = [(name, probe) for name, probe in probed if probe is not None]
-    if len(answers) < len(probed) or not all(_is_whole(probe, answers[0][1]) for _, probe in answers):
-        return found
+    answers = _largest_group(probed)
+    odd = frozenset(name for name, _ in probed) - {name for name, _ in answers}
     medians = [median(values) for values in zip(*(each for _, probe in answers for each in probe.by_rank), strict=True)]
     near = sorted(answers, key=lambda answer: _distance(answer[1], medians))
-    for count in range(1, most + 1):
+    for count in range(most + 1 - len(odd)):
         rest = near[: len(near) - count]
-        if 2 * len(rest) <= len(answers):
+        if 2 * len(rest) <= len(probed):
             return found
         if not isinstance(compare(list(rest), limit), Disagreement):
-            return frozenset(name for name, _ in near[len(rest) :])
+            return odd | {name for name, _ in near[len(rest) :]}
     return found
+
+
+def _largest_group(probed: list[tuple[str, ProbeResult | None]]) -> list[tuple[str, ProbeResult]]:
+    """Those of which every rank answered the same probe with numbers."""
+    groups: dict[tuple[object, ...], list[tuple[str, ProbeResult]]] = {}
+    for name, probe in probed:
+        if probe is not None and all(_is_answer(logprobs) for logprobs in probe.by_rank) and _comparable(probe, probe):
+            groups.setdefault((probe.tokens, len(probe.logprobs)), []).append((name, probe))
+    return max(groups.values(), key=len, default=[])
 
 
 def _distance(probe: ProbeResult, medians: list[float]) -> float:
     """The largest over all tokens and ranks."""
     return max(abs(value - middle) for each in probe.by_rank for value, middle in zip(each, medians, strict=True))
-
-
-def _is_whole(probe: ProbeResult, other: ProbeResult) -> bool:
-    """Whether every rank answered the same probe with numbers: else nobody can be called odd."""
-    return all(_is_answer(logprobs) for logprobs in probe.by_rank) and _comparable(other, probe)
 
 
 def _is_answer(logprobs: Logprobs) -> bool:

@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import WeightVersion
-from rollfleet_operator.core.probes import Disagreement, compare
+from rollfleet_operator.core.probes import Disagreement, agree, compare
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.state import EngineState, Gate, ProbeResult, WeightsState
 
@@ -14,7 +14,7 @@ Tokens = tuple[int, ...]
 
 @dataclass
 class References:
-    """For each probe, the answer of one engine that serves, or served when it was heard of last."""
+    """For each probe, the answer of an engine that serves, or did when it was heard of last, and is like the rest."""
 
     version: int
     tolerance: Decimal
@@ -26,7 +26,7 @@ class References:
         tolerance = Decimal(str(world.settings.probe_tolerance))
         if weight_version is not None:
             tolerance = max(tolerance, Decimal(weight_version.spec.verify.probe.max_abs_logprob_diff))
-        return cls(committed.version, tolerance, _answers(world, committed))
+        return cls(committed.version, tolerance, _answers(world, committed, tolerance))
 
     def tokens(self, default: Tokens) -> Tokens:
         """Which probe to ask for: only one that was answered already can be compared."""
@@ -48,13 +48,27 @@ class References:
         return found.text if isinstance(found, Disagreement) else None
 
 
-def _answers(world: World, committed: Committed) -> dict[Tokens, tuple[str, ProbeResult]]:
-    found: dict[Tokens, tuple[str, ProbeResult]] = {}
+def _answers(world: World, committed: Committed, tolerance: Decimal) -> dict[Tokens, tuple[str, ProbeResult]]:
+    """The probe that most have answered comes first.
+
+    Where answers to the same probe differ a majority decides: one engine whose answers went wrong keeps nobody out who
+    is like the rest.
+    """
+    groups: dict[Tokens, list[tuple[str, ProbeResult | None]]] = {}
     serving = world.serving(committed)
     for engine in (*serving, *(engine for engine in world.engines if engine.answering is None)):
         state = engine.state
         if state is None or state.gate is not Gate.OPEN or not holds(state, committed) or state.probe is None:
             continue
         if state.probe.version == committed.version:
-            found.setdefault(state.probe.tokens, (engine.name, state.probe))
-    return found
+            groups.setdefault(state.probe.tokens, []).append((engine.name, state.probe))
+    return {
+        tokens: _measure(group, tolerance)
+        for tokens, group in sorted(groups.items(), key=lambda item: -len(item[1]))  # equal ones stay in their order
+    }
+
+
+def _measure(group: list[tuple[str, ProbeResult | None]], tolerance: Decimal) -> tuple[str, ProbeResult]:
+    odd = agree(group, tolerance, len(group))
+    left_out = frozenset() if isinstance(odd, Disagreement) else odd
+    return next((name, probe) for name, probe in group if probe is not None and name not in left_out)

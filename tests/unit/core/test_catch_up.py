@@ -199,6 +199,27 @@ def test_an_engine_that_served_and_does_not_answer_still_measures_the_others() -
     assert not [each for each in plan(world, NOW).actions if isinstance(each, GuardCall)]
 
 
+def test_one_that_serves_and_answers_unlike_the_rest_keeps_nobody_out() -> None:
+    odd = make_probe(3, logprobs=(-1.0, -2.0, -0.5, -3.0, -9.0))
+    strange = make_probe(3).model_copy(update={"tokens": (2**31 - 1, 2**31 - 1)})
+    for lie in (odd, strange):
+        states = (
+            make_state(3, epoch=EPOCH, incarnation="liar", probe=lie),
+            make_state(3, epoch=EPOCH, incarnation="inc-1"),
+            make_state(3, epoch=EPOCH, incarnation="inc-2"),
+            make_state(3, epoch=EPOCH, incarnation="inc-3", open=False),
+            closed(weights=make_weights(3, WeightsState.LOADED), incarnation="inc-4"),
+        )
+        pods = tuple(make_pod(n) for n in range(len(states)))
+        guards = {f"pod-{n}": make_guard(state) for n, state in enumerate(states)}
+        decision = plan(make_observed(fleet_at(), pods=pods, guards=guards), NOW)
+        calls = {each.pod_uid: each.command for each in decision.actions if isinstance(each, GuardCall)}
+        assert isinstance(calls["pod-3"], Open)
+        verify = calls["pod-4"]
+        assert isinstance(verify, Verify)
+        assert verify.probe_tokens == make_probe(3).tokens
+
+
 def test_an_answer_to_the_probe_that_differs_keeps_it_closed() -> None:
     odd = make_probe(3, logprobs=(-1.0, -2.0, -0.5, -3.0, -9.0))
     decision = plan(observed(make_state(3, open=False, epoch=EPOCH, probe=odd)), NOW)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngineStatus
-from rollfleet_operator.api.weightversion import HistoryEntry, Phase, WeightVersionStatus
+from rollfleet_operator.api.weightversion import Deadlines, HistoryEntry, Phase, WeightVersionStatus
 from rollfleet_operator.core.actions import Decision, GuardCall
 from rollfleet_operator.core.conditions import find
 from rollfleet_operator.core.observed import GuardView, Observed
@@ -128,6 +128,22 @@ def test_engines_that_disagree_from_the_start_are_named_and_nothing_is_committed
     assert condition is not None
     assert condition.reason == "ProbesDisagree"
     assert "qwen-0-0-abc0 and qwen-1-0-abc1" in condition.message
+
+
+def test_one_that_answers_unlike_the_majority_is_named_in_the_first_commit() -> None:
+    other = verified(probe=make_probe(0, logprobs=(-9.0, -2.0, -0.5, -3.0, -0.25)), incarnation="odd")
+    told = status(plan(observed(1, other, verified(), verified()), NOW))
+    assert told.committed is not None
+    assert told.committed.excluded == ("odd",)
+
+
+def test_an_engine_that_never_answers_the_probe_is_waited_for_in_its_time_only() -> None:
+    seen = observed(1, verified(), initial(epoch=1))
+    waiting = plan(seen, NOW)
+    assert status(waiting).committed is None
+    assert waiting.wake_at is not None
+    due = timedelta(seconds=seen.fleet.spec.startup.timeout_seconds + Deadlines().verify_seconds)
+    assert status(plan(seen, NOW + due)).committed is not None
 
 
 def test_nobody_is_opened_in_the_pass_that_commits() -> None:

@@ -65,6 +65,9 @@ def test_one_engine_has_nobody_to_agree_with() -> None:
     assert compare([("e0", make_probe(1))], LIMIT) == ""
 
 
+OTHER_TOKENS = make_probe(1, logprobs=(-1.0, -2.0)).model_copy(update={"tokens": (9, 9, 9)})
+
+
 def answers(*firsts: float) -> list[tuple[str, ProbeResult | None]]:
     return [(f"e{i}", make_probe(1, logprobs=(first, -2.0))) for i, first in enumerate(firsts)]
 
@@ -76,7 +79,9 @@ def answers(*firsts: float) -> list[tuple[str, ProbeResult | None]]:
         ((-1.0, -1.5, -1.0), {"e1"}),
         ((-1.5, -1.0, -1.0005, -0.5, -1.0), {"e0", "e3"}),
         ((-1.0, -1.0009, -1.0015), {"e0"}),
-        ((float("nan"), -1.0, -1.0), None),
+        ((float("nan"), -1.0, -1.0), {"e0"}),
+        ((float("nan"), -1.0, -1.5), None),
+        ((float("nan"), -1.0), None),
         ((-1.0, -1.5), None),
         ((-1.0, -1.0, -1.5, -1.5), None),
         ((-1.0, -1.1, -1.2), None),
@@ -88,5 +93,13 @@ def test_who_answers_unlike_a_majority(firsts: tuple[float, ...], odd: set[str] 
     assert isinstance(found, Disagreement) if odd is None else found == odd
 
 
-def test_an_engine_without_an_answer_is_not_odd_but_a_disagreement() -> None:
-    assert isinstance(agree([*answers(-1.0, -1.0, -1.0), ("e3", None)], LIMIT, most=3), Disagreement)
+@pytest.mark.parametrize("bad", [None, make_probe(1, logprobs=()), make_probe(1, logprobs=(-1.0,)), OTHER_TOKENS])
+def test_an_engine_without_a_proper_answer_is_unlike_a_majority(bad: ProbeResult | None) -> None:
+    assert agree([("bad", bad), *answers(-1.0, -1.0)], LIMIT, most=1) == {"bad"}
+    assert isinstance(agree([("bad", bad), *answers(-1.0)], LIMIT, most=1), Disagreement)
+    assert agree([("bad", bad), *answers(-1.0, -1.0, -9.0, -1.0)], LIMIT, most=2) == {"bad", "e2"}
+    assert isinstance(agree([("bad", bad), *answers(-1.0, -1.0, -9.0, -1.0)], LIMIT, most=1), Disagreement)
+
+
+def test_where_nobody_answers_nobody_is_like_the_others() -> None:
+    assert isinstance(agree([("e0", None), ("e1", None)], LIMIT, most=3), Disagreement)
