@@ -63,7 +63,7 @@ BAD: dict[str, tuple[int, Callable[[Operator], str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_identities_get_nothing(operator: Operator, name: str):
+def test_c14_bad_identities_get_nothing(operator: Operator, name: str):
     status, make = BAD[name]
     before = operator.state()
     token = make(operator)

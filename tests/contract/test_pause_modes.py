@@ -75,7 +75,7 @@ def test_wait_aborts_what_is_left(serving: Operator, client: Client, models: Mod
     serving.do("cancel", epoch)
 
 
-def test_keep_answers_from_both_versions_and_says_where(serving: Operator, client: Client, models: Models):
+def test_c18_keep_answers_from_both_versions_and_says_where(serving: Operator, client: Client, models: Models):
     prompt = models.short_prompt
     old = client.complete(prompt, KEPT_ANSWER).text
     digest = models.digest(2)

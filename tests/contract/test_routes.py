@@ -34,7 +34,7 @@ def test_both_engines_have_the_same_routes(engine: EngineProcess):
     assert {(method, path) for method, path in engine.routes() if path not in DOCUMENTATION} == simulated
 
 
-def test_control_routes_do_not_exist_on_the_serving_port(engine: EngineProcess, client: Client, operator: Operator):
+def test_c14_control_routes_do_not_exist_on_the_serving_port(engine: EngineProcess, client: Client, operator: Operator):
     for method, path in sorted(engine.routes()):
         if classify(method, path) is RouteClass.CONTROL:
             for headers in ({}, {"Authorization": f"Bearer {operator.token}"}):
@@ -81,7 +81,9 @@ def test_websockets_are_refused(client: Client):
     assert answer.status_code in (403, 404)
 
 
-def test_native_control_routes_answer_409_with_the_cure_on_the_control_port(engine: EngineProcess, operator: Operator):
+def test_c14_native_control_routes_answer_409_with_the_cure_on_the_control_port(
+    engine: EngineProcess, operator: Operator
+):
     asked = 0
     for method, path in sorted(engine.routes()):
         if classify(method, path) is RouteClass.CONTROL:

@@ -101,7 +101,7 @@ class InFlight:
         return self.answers
 
 
-def test_aborted_requests_answer_with_a_strict_prefix(serving: Operator, client: Client, models: Models):
+def test_c18_aborted_requests_answer_with_a_strict_prefix(serving: Operator, client: Client, models: Models):
     prompt = models.short_prompt
     running = InFlight(client, prompt)
     wait_in_flight(serving, 2)

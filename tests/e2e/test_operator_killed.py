@@ -69,7 +69,7 @@ async def test_deleting_the_weight_version_leaves_the_fleet_where_it_is(environm
 
 
 @pytest.mark.parametrize("what", ["weightversion", "rolloutengine"])
-async def test_objects_go_away_at_once(environment: Environment, fleet: Fleet, what: str) -> None:
+async def test_c22_objects_go_away_at_once(environment: Environment, fleet: Fleet, what: str) -> None:
     """C22: no finalizer of ours holds anything."""
     kind = environment.simulated(slow=True)
     await fleet.create(kind, 2)

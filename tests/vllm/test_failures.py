@@ -31,7 +31,9 @@ def recover_with(engine: VllmEngine, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("tensor", OMITTED)
-def test_a_layer_that_got_less_than_at_the_start_fails_by_name(engine: VllmEngine, models: Path, tensor: str) -> None:
+def test_c28_a_layer_that_got_less_than_at_the_start_fails_by_name(
+    engine: VllmEngine, models: Path, tensor: str
+) -> None:
     error = fail(engine, models / "step-1", fault="omit", tensor=tensor)
     assert engine.call("weight_version") != "1"
     assert error.reason == "CoverageFailed"
@@ -57,7 +59,7 @@ def test_a_changed_byte_is_found_by_digest_and_never_applied(engine: VllmEngine,
     recover_with(engine, models / "step-2")
 
 
-def test_vllm_s_own_flag_does_not_block_the_next_update(engine: VllmEngine, models: Path) -> None:
+def test_c07_vllm_s_own_flag_does_not_block_the_next_update(engine: VllmEngine, models: Path) -> None:
     """C07: a broken update must not leave "a weight update is already active" behind."""
     fail(engine, models / "step-1", fault="omit", tensor="model.norm.weight")
     assert engine.call("reports")[0]["failure"]["reason"] == "CoverageFailed"

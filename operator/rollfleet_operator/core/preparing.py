@@ -164,7 +164,9 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         refusals = () if engine.guard is None else engine.guard.refusals
         if _lacking(update, state):
-            text = f"guard {state.facts.guard_version} on {state.facts.engine} lacks {_lacking(update, state)}"
+            facts = state.facts
+            who = f"guard {facts.guard_version} on {facts.engine} {facts.engine_version}"
+            text = f"{who} lacks {_lacking(update, state)}"
             broken.append(hold_up(engine, Reason.UNSUPPORTED, text))
         elif failure is not None and failure.failure is not None:
             broken.append(hold_up(engine, failure.failure.reason.value, failure.failure.message))

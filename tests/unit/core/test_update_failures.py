@@ -1,13 +1,16 @@
 """Failures of an update, phase by phase: how it ends, and what the fleet serves afterwards."""
 
+import re
+
 import pytest
 
 from rollfleet_engine.guard.states import EngineDied
 from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
-from rollfleet_protocol.state import FailureReason, OperationName
+from rollfleet_protocol.state import EngineState, FailureReason, OperationName
+from tests.support.builders import digest_of
 from tests.support.simulated_engine import fault
 from tests.support.simulated_updates import DEADLINES, ROLLBACK, SLACK_S, bump, failed, make_world
-from tests.support.simulated_world import slow
+from tests.support.simulated_world import World, slow
 
 
 def test_a_close_that_fails_reopens_the_version_before() -> None:
@@ -181,3 +184,73 @@ def test_an_engine_whose_core_dies_is_out() -> None:
     assert world.open_versions() == [2, 2]
     world.crash(world.uid_of(1))
     assert world.run(30, lambda: world.all_serve(2))
+
+
+def lie(world: World, ordinal: int, **weights: object) -> None:
+    """From now on this engine's guard says so of its weights, whatever it did, once it holds a new version."""
+    process = world.process_of(ordinal)
+    truth = process.wire
+
+    def told(now: float) -> EngineState:
+        state = truth(now)
+        changed = state.weights.version is not None and state.weights.version > 1
+        return state.model_copy(update={"weights": state.weights.model_copy(update=weights)}) if changed else state
+
+    process.wire = told  # type: ignore[method-assign]
+
+
+LIES: dict[str, dict[str, object]] = {
+    "the digest of before": {"digest": digest_of("step-1")},
+    "no digest": {"digest": None},
+    "an empty digest": {"digest": ""},
+}
+
+
+@pytest.mark.parametrize("words", LIES)
+def test_c28_success_without_new_weights_is_never_a_match(words: str) -> None:
+    """An engine that accepts everything and keeps its checksums, or has none, is out; nobody else is held up."""
+    world = make_world(version=1)
+    lie(world, 1, **LIES[words])
+    bump(world, 2)
+    assert world.run(60, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    assert "qwen-1-0-" in world.status().history[-1].message
+    assert f"staged was {digest_of('step-2')}" in world.status().history[-1].message
+    world.run(60)
+    assert world.open_versions() == [2, 2]
+
+
+def test_c28_where_all_keep_their_checksums_the_update_fails() -> None:
+    world = make_world(version=1)
+    for ordinal in range(3):
+        lie(world, ordinal, digest=digest_of("step-1"))
+    bump(world, 2, on_failure=ROLLBACK)
+    assert world.run(60, lambda: world.ended(2))
+    assert f"holds {digest_of('step-1')}, staged was {digest_of('step-2')}" in failed(world, 2, "DigestDisagrees")
+    assert world.run(60, lambda: world.all_serve(1))
+
+
+def test_c28_a_version_without_a_number_is_not_the_one_that_was_asked_for() -> None:
+    world = make_world(version=1)
+    lie(world, 1, version=None)
+    bump(world, 2, on_failure=ROLLBACK)
+    assert world.run(DEADLINES.transfer_seconds + SLACK_S, lambda: world.ended(2))
+    failed(world, 2, "DeadlineExceeded")
+
+
+@pytest.mark.parametrize("lacking", ["source/Checkpoint", "pause/abort", "workers"])
+def test_c23_an_engine_that_lacks_what_is_needed_is_named_before_any_pause(lacking: str) -> None:
+    """Of a mixed fleet: the others have it."""
+    world = make_world(version=1)
+    process = world.process_of(1)
+    facts = process.wire(world.time).facts
+    has = {"capabilities": tuple(each for each in facts.capabilities if each != lacking)}
+    less = facts.model_copy(update={"world_size": 0} if lacking == "workers" else has)
+    truth = process.wire
+    process.wire = lambda now: truth(now).model_copy(update={"facts": less})  # type: ignore[method-assign]
+    bump(world, 2, deadlines=DEADLINES.model_copy(update={"prepare_seconds": 5}))
+    while not world.ended(2):
+        world.step()
+        assert world.open_versions() == [1, 1, 1]
+    text = f"qwen-1-0-\\w+: guard {facts.guard_version} on {facts.engine} {facts.engine_version} lacks {lacking};"
+    assert re.search(text, failed(world, 2, "Unsupported"))
