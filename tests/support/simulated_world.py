@@ -25,7 +25,7 @@ from rollfleet_operator.core.actions import (
 )
 from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView
 from rollfleet_operator.core.plan import plan
-from rollfleet_protocol.commands import Cancel, Command
+from rollfleet_protocol.commands import Arm, Cancel, Close, Command
 from rollfleet_protocol.state import EngineState, OperationName, OperationStatus
 from tests.support.builders import NOW, make_settings
 from tests.support.simulated_engine import Store, Temper
@@ -308,8 +308,15 @@ class World(Looks, Kubelet):
             self._unheard(call.pod_uid)
         elif rejection is None:
             self._told(call.pod_uid, pod.process.wire(self.time))
+            if isinstance(call.command, Close):
+                self._let_arm_again(call.pod_uid)
         else:
             self._refused(call, rejection.message)
+
+    def _let_arm_again(self, uid: str) -> None:
+        """As the follower does it: a Close was taken."""
+        view = self.views.get(uid, UNKNOWN)
+        self.views[uid] = replace(view, refusals=tuple(entry for entry in view.refusals if entry[0] != Arm.__name__))
 
     def _refused(self, call: GuardCall, text: str) -> None:
         view = self.views.get(call.pod_uid, UNKNOWN)

@@ -86,7 +86,7 @@ class CatchUp:
 
     def _shut(self, engine: Engine, state: EngineState) -> None:
         """An engine that leaves, or has left already, while it answers from the version before."""
-        if quiet(engine, state, self.epoch, self.work.now):
+        if quiet(engine, state, self.epoch):
             steps.arm(self.epoch, engine, state, self.work, at_once=just_closed(state, self.epoch))
         elif not busy(state, self.epoch):
             steps.close(self.world, self.epoch, engine, state, self.committed.version, self.deadlines, self.work)
@@ -162,7 +162,7 @@ class CatchUp:
 
     def _apply(self, engine: Engine, state: EngineState, found: Staged) -> None:
         version = self.committed.version
-        if not quiet(engine, state, self.epoch, self.work.now):
+        if not quiet(engine, state, self.epoch):
             steps.close(self.world, self.epoch, engine, state, version, self.deadlines, self.work)
         elif not state.armed:
             steps.arm(self.epoch, engine, state, self.work, at_once=just_closed(state, self.epoch))

@@ -220,7 +220,7 @@ def put_aside(update: Update, engine: Engine, deadline: Deadline) -> FailedEngin
         return hold_up(engine, Reason.ENGINE_UNREACHABLE, text.rstrip(": "))
     if engine.quarantined:
         return hold_up(engine, Reason.QUARANTINED, f"may answer under epoch {state.epoch}: delete the pod")
-    if fence is Fence.CLOSED and quiet(engine, state, update.epoch, update.now):
+    if fence is Fence.CLOSED and quiet(engine, state, update.epoch):
         arm(update, engine, state)
         return hold_up(engine, Reason.QUIESCING, "is being armed")
     close(update, engine, state, deadline)
@@ -236,19 +236,18 @@ def _was_armed_before(update: Update, engine: Engine) -> bool:
     return state.armed and state.gate is Gate.CLOSED and state.in_flight == 0
 
 
-def quiet(engine: Engine, state: EngineState, epoch: int, now: datetime) -> bool:
+def quiet(engine: Engine, state: EngineState, epoch: int) -> bool:
     """Whether Arm can follow.
 
-    A guard that was paused under an older epoch looks alike, and tells by refusing Arm: then Close comes first. It says
-    nothing where it was closed already, so Arm is tried again once the refusal has backed off.
+    A guard that was paused under an older epoch looks alike, and tells by refusing Arm: then Close comes first. Once it
+    was taken, even where nothing was left to do, the follower forgets the refusal of Arm.
     """
     if state.gate is Gate.OPEN or state.in_flight > 0 or state.epoch != epoch or not state.paused:
         return False
     newest = state.operation
     if newest is not None and newest.name is OperationName.CLOSE and newest.status is OperationStatus.FAILED:
         return state.armed  # it paused and did not drain: Arm would be refused again and again
-    due = back_off_until(engine, Arm.__name__)
-    return state.armed or just_closed(state, epoch) or due is None or now >= due
+    return state.armed or just_closed(state, epoch) or back_off_until(engine, Arm.__name__) is None
 
 
 def just_closed(state: EngineState, epoch: int) -> bool:

@@ -101,7 +101,7 @@ def _close_all(
     """Who is not closed and drained yet. `staying`: those that take part, now or in a later batch."""
     loud: list[FailedEngine] = []
     for engine, state in candidates:
-        if not quiet(engine, state, update.epoch, update.now):
+        if not quiet(engine, state, update.epoch):
             close(update, engine, state, deadline)
             text = f"gate {state.gate.value}, {state.in_flight} requests in flight"
             loud.append(hold_up(engine, Reason.QUIESCING, text))

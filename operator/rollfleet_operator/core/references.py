@@ -49,14 +49,14 @@ class References:
 
 
 def _answers(world: World, committed: Committed, tolerance: Decimal) -> dict[Tokens, tuple[str, ProbeResult]]:
-    """The probe that most have answered comes first.
+    """The probe that most have answered comes first. Engines that leave are asked too, as long as their gates are open.
 
     Where answers to the same probe differ a majority decides: one engine whose answers went wrong keeps nobody out who
     is like the rest.
     """
     groups: dict[Tokens, list[tuple[str, ProbeResult | None]]] = {}
     serving = world.serving(committed)
-    for engine in (*serving, *(engine for engine in world.engines if engine.answering is None)):
+    for engine in (*serving, *(engine for engine in world.engines if engine not in serving)):
         state = engine.state
         if state is None or state.gate is not Gate.OPEN or not holds(state, committed) or state.probe is None:
             continue

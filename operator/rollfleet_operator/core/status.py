@@ -72,7 +72,10 @@ def fleet_status(findings: Findings, work: Work) -> RolloutEngineStatus:
 
 def _everybody_was_asked(world: World) -> bool:
     """An operator that has just started knows less than the status tells: it leaves the summary until it has asked."""
-    return all(engine.tried or engine.stopped or engine.pod.deleting for engine in world.engines)
+    return all(
+        engine.tried or engine.stopped or engine.pod.deleting or not engine.pod.ip  # there is nobody to ask
+        for engine in world.engines
+    )
 
 
 def _with_counts(findings: Findings, status: RolloutEngineStatus, work: Work) -> RolloutEngineStatus:

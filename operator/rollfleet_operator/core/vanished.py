@@ -89,7 +89,7 @@ def remember(world: World, record: Record, template: str, work: Work) -> Record:
         if engine.pod.vanished and is_over(engine, world, work.now):
             work.note(f"{engine.name} vanished and is over")
             continue
-        kept.append(_member(engine, engine.pod.restarts if member.uid in good else member.restarts))
+        kept.append(_member(engine, engine.pod.restarts if member.uid in good else member.restarts, member))
     known = {member.uid for member in kept}
     new = [engine for engine in world.engines if _may_be_opened(engine) and engine.pod.uid not in known]
     kept += [_member(engine, engine.pod.restarts if engine.pod.uid in good else 0) for engine in new]
@@ -107,14 +107,15 @@ def _may_be_opened(engine: Engine) -> bool:
     return engine.settled and not engine.ended and bool(engine.pod.ip)
 
 
-def _member(engine: Engine, restarts: int) -> Member:
+def _member(engine: Engine, restarts: int, before: Member | None = None) -> Member:
+    """Where it runs is never forgotten: a watch that lags may show the pod as it was before it had a place."""
     pod = engine.pod
     return Member(
         name=pod.name,
         uid=pod.uid,
         ordinal=engine.ordinal,
-        ip=pod.ip,
-        node=pod.node,
+        ip=pod.ip or (before.ip if before else ""),
+        node=pod.node or (before.node if before else ""),
         grace_seconds=pod.grace_s,
         restarts=restarts,
         vanished_since=pod.vanished_since,

@@ -258,21 +258,26 @@ def test_a_refusal_does_not_make_a_hot_loop() -> None:
     assert isinstance(told(decision), Close), "a guard that refuses Arm was paused under an older epoch"
 
 
-def test_an_engine_that_is_closed_already_is_armed_once_an_old_refusal_has_backed_off() -> None:
-    """Close starts nothing there, so no newer operation ever tells that Arm would be taken now."""
-    refused = {"refusals": (("Arm", "busy"),), "setbacks": 2, "last_setback": NOW}
+def test_where_close_and_arm_were_refused_close_comes_first_once_they_have_backed_off() -> None:
+    """Else Arm would be refused for ever: the guard was paused under an older epoch. A Close ends that."""
+    refused = {"refusals": (("Close", "busy"), ("Arm", "not quiesced")), "setbacks": 2, "last_setback": NOW}
     operation = make_operation(OperationName.PREPARE, OperationStatus.SUCCEEDED, epoch=EPOCH, version=3)
-    snapshot = observed(closed(staged=staged(), operation=operation), **refused)
-    assert isinstance(told(plan(snapshot, NOW)), Close)
-    assert isinstance(told(plan(snapshot, NOW + timedelta(seconds=2))), Arm)
+    engine = closed(staged=staged(), operation=operation)
+    assert told(plan(observed(engine, **refused), NOW)) is None
+    for seconds in (2, 60):
+        assert isinstance(told(plan(observed(engine, **refused), NOW + timedelta(seconds=seconds))), Close)
+    forgotten = refused | {"refusals": (("Close", "busy"),)}
+    assert isinstance(told(plan(observed(engine, **forgotten), NOW)), Arm)
 
 
-def test_a_close_that_failed_is_given_again_and_no_arm_before_it() -> None:
-    failure = Failure(reason=FailureReason.PAUSE_FAILED, message="rank 3 hangs")
-    operation = make_operation(OperationName.CLOSE, OperationStatus.FAILED, epoch=EPOCH, version=3, failure=failure)
-    refused = {"refusals": (("Arm", "not quiesced"),), "setbacks": 2, "last_setback": NOW}
-    snapshot = observed(closed(staged=staged(), operation=operation), **refused)
-    assert isinstance(told(plan(snapshot, NOW + timedelta(seconds=2))), Close)
+def test_an_engine_that_leaves_is_a_measure_as_long_as_it_answers() -> None:
+    """Else one that answers the probe otherwise would be let in beside it."""
+    odd = make_probe(3, EPOCH, logprobs=(-9.0,) * 5)
+    pods = (make_pod(0, deleting=True), make_pod(1))
+    serving, other = make_state(3, epoch=EPOCH), make_state(3, open=False, epoch=EPOCH, probe=odd, incarnation="inc-2")
+    guards = {"pod-0": make_guard(serving), "pod-1": make_guard(other)}
+    decision = plan(make_observed(fleet_at(), pods=pods, guards=guards), NOW)
+    assert not [action for action in decision.actions if isinstance(action, GuardCall)]
 
 
 def test_files_that_changed_since_they_were_staged_are_staged_anew_under_a_new_epoch() -> None:

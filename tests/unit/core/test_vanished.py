@@ -328,6 +328,29 @@ def test_nobody_is_asked_at_an_address_that_another_pod_has() -> None:
     assert to_follow((pod,), (lost, taken)) == (pod, lost)
 
 
+def member(**changes: object) -> Member:
+    given = {"name": "qwen-0-0-abc0", "uid": "pod-0", "ordinal": 0, "ip": "198.51.100.1", "node": "node-1"}
+    return Member(**(given | changes))  # type: ignore[arg-type]
+
+
+def test_a_watch_that_lags_takes_nobodys_address_from_the_record() -> None:
+    """Without it nobody could ask its guard or its node, should it vanish."""
+    status = RolloutEngineStatus(epoch=2, committed=make_committed(), members=(member(),))
+    as_it_was = make_pod(0, ip="", node="", phase="Pending", started=False, serving_label=False)
+    decision = plan(make_observed(make_fleet(replicas=1, status=status), pods=(as_it_was,), guards={}), NOW)
+    assert decision.fleet_status is not None
+    (known,) = decision.fleet_status.status.members
+    assert (known.ip, known.node) == ("198.51.100.1", "node-1")
+
+
+def test_one_without_an_address_does_not_keep_the_status_from_telling_of_the_others() -> None:
+    gone = member(uid="gone", name="qwen-0-0-gone", ip="", node="", vanished_since=NOW, vanished_epoch=2)
+    status = RolloutEngineStatus(epoch=2, committed=make_committed(), members=(gone, member()))
+    decision = plan(make_observed(make_fleet(replicas=1, status=status)), NOW)
+    assert decision.fleet_status is not None
+    assert decision.fleet_status.status.engines.counts == {"Serving": 1, "Unfenced": 1}
+
+
 def test_where_the_record_is_full_nobody_else_is_opened() -> None:
     lost = tuple(
         Member(name=f"qwen-1-0-x{number}", uid=f"gone-{number}", ordinal=1, ip="198.51.100.9", node="node-2")
