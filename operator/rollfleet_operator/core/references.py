@@ -56,7 +56,8 @@ def _answers(world: World, committed: Committed, tolerance: Decimal) -> dict[Tok
     """
     groups: dict[Tokens, list[tuple[str, ProbeResult | None]]] = {}
     serving = world.serving(committed)
-    for engine in (*serving, *(engine for engine in world.engines if engine not in serving)):
+    names = {engine.name for engine in serving}
+    for engine in (*serving, *(engine for engine in world.engines if engine.name not in names)):
         state = engine.state
         if state is None or state.gate is not Gate.OPEN or not holds(state, committed) or state.probe is None:
             continue
