@@ -6,14 +6,15 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from rollfleet_protocol.base import Answer
+from rollfleet_protocol.words import visible
 
 MAX_WORDS = 4096  # characters; a state stays far below what an operator reads of an answer
 
 
 def _fit_to_send(text: str) -> str:
-    """Bounded, and UTF-8: a file's or a tensor's name may be neither, and must not keep a state from being told."""
-    short = text if len(text) <= MAX_WORDS else text[: MAX_WORDS - 1] + "…"
-    return short.encode("utf-8", "backslashreplace").decode()
+    """Bounded, and text: a file's or a tensor's name may be neither, and must not keep a state from being told."""
+    shown = visible(text[:MAX_WORDS])
+    return shown if len(shown) <= MAX_WORDS and len(text) <= MAX_WORDS else shown[: MAX_WORDS - 1] + "…"
 
 
 Words = Annotated[str, AfterValidator(_fit_to_send)]

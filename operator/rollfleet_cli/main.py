@@ -8,6 +8,7 @@ import typer
 
 from rollfleet_cli.commands import inspect, move, show
 from rollfleet_cli.errors import CommandError
+from rollfleet_protocol.words import visible
 
 INTERRUPTED = 130
 
@@ -43,7 +44,7 @@ def main() -> None:
     try:
         app()
     except CommandError as error:
-        typer.echo(f"rollfleet: {error}", err=True)
+        typer.echo(f"rollfleet: {visible(str(error))}", err=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

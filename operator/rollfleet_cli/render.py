@@ -5,8 +5,8 @@ from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from rollfleet_cli.plain import Words
 from rollfleet_cli.view import EngineView, FleetView, UpdateView
 
 GOOD = {"Serving", "Active"}
@@ -26,7 +26,7 @@ def render_fleets(views: Iterable[FleetView]) -> RenderableType:
 
 def render_fleet(view: FleetView, now: datetime) -> RenderableType:
     """One fleet with its engines."""
-    return Group(render_heading(view, now), Text(), _engine_table(view, now), *_words(view))
+    return Group(render_heading(view, now), Words(), _engine_table(view, now), *_words(view))
 
 
 def render_heading(view: FleetView, now: datetime) -> RenderableType:
@@ -45,21 +45,21 @@ def render_history(view: FleetView, now: datetime) -> RenderableType:
         rows.add_row(
             str(entry.version), entry.step or "-", entry.checkpoint, _state(entry.outcome), digest, paused, ended
         )
-    reasons = [Text(f"version {entry.version}: {entry.message}", style="yellow") for entry in entries if entry.message]
-    return Group(rows, *reasons, Text(f"{view.namespace}/{view.name}: committed version {_number(view.committed)}"))
+    reasons = [Words(f"version {entry.version}: {entry.message}", style="yellow") for entry in entries if entry.message]
+    return Group(rows, *reasons, Words(f"{view.namespace}/{view.name}: committed version {_number(view.committed)}"))
 
 
 def _fleet_cells(view: FleetView) -> list[RenderableType]:
     update = view.update
     asked = str(update.version) if update else "-"
-    phase = _state(update.phase) if update else Text("-")
+    phase = _state(update.phase) if update else Words("-")
     progress = f"{update.done}/{update.total}" if update and update.total else "-"
     serving = f"{view.serving}/{view.desired}"
     return [serving, _number(view.committed), _state(view.state), asked, phase, progress]
 
 
-def _heading(view: FleetView) -> Text:
-    text = Text(f"{view.namespace}/{view.name}", style="bold")
+def _heading(view: FleetView) -> Words:
+    text = Words(f"{view.namespace}/{view.name}", style="bold")
     text.append(f"  version {_number(view.committed)}  {view.serving}/{view.desired} serving  ", style="not bold")
     text.append_text(_state(view.state))
     if view.endpoint:
@@ -67,11 +67,11 @@ def _heading(view: FleetView) -> Text:
     return text
 
 
-def _update_line(view: FleetView, now: datetime) -> list[Text]:
+def _update_line(view: FleetView, now: datetime) -> list[Words]:
     update = view.update
     if update is None:
-        return [Text("no WeightVersion names this fleet")]
-    text = Text(f"{update.name}: version {update.version}")
+        return [Words("no WeightVersion names this fleet")]
+    text = Words(f"{update.name}: version {update.version}")
     if update.step:
         text.append(f" (step {update.step})")
     text.append("  ").append_text(_state(update.phase))
@@ -98,28 +98,28 @@ def _engine_cells(engine: EngineView, now: datetime) -> list[RenderableType]:
     return [engine.name, _state(engine.state), since, engine.node, str(engine.restarts)]
 
 
-def _words(view: FleetView) -> list[Text]:
+def _words(view: FleetView) -> list[Words]:
     """What a person must read, each on a line of its own and never cut."""
     where = f"{view.namespace}/{view.name}"
-    lines = [Text(f"{where}: {problem}", style="red") for problem in view.problems]
+    lines = [Words(f"{where}: {problem}", style="red") for problem in view.problems]
     lines += [
-        Text(f"{each.name}: {each.state}: {each.message}", style="yellow")
+        Words(f"{each.name}: {each.state}: {each.message}", style="yellow")
         for each in view.engines
         if _is_news(each.message, view.problems)
     ]
     told_by_engine = any(each.message and each.message in view.message for each in view.engines)
     if view.state not in GOOD and not told_by_engine and _is_news(view.message, view.problems):
-        lines.append(Text(f"{where}: {view.state}: {view.message}", style="yellow"))
+        lines.append(Words(f"{where}: {view.state}: {view.message}", style="yellow"))
     if (
         view.update
         and view.update.phase not in GOOD
         and _is_news(view.update.message, (*view.problems, view.last_failure))
     ):
-        lines.append(Text(f"{where}: {_named(view.update)}: {view.update.message}", style="yellow"))
+        lines.append(Words(f"{where}: {_named(view.update)}: {view.update.message}", style="yellow"))
     if view.last_failure:
-        lines.append(Text(f"{where}: last failure: {view.last_failure}", style="red"))
+        lines.append(Words(f"{where}: last failure: {view.last_failure}", style="red"))
     if not view.engines_known:
-        lines.append(Text(f"{where}: you may not list pods, so only engines that are not well are shown"))
+        lines.append(Words(f"{where}: you may not list pods, so only engines that are not well are shown"))
     return lines
 
 
@@ -139,8 +139,8 @@ def table(*columns: str) -> Table:
     return rows
 
 
-def _state(word: str) -> Text:
-    return Text(word, style="green" if word in GOOD else "red" if word in BAD else "yellow")
+def _state(word: str) -> Words:
+    return Words(word, style="green" if word in GOOD else "red" if word in BAD else "yellow")
 
 
 def _number(value: int | None) -> str:

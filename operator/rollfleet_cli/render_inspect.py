@@ -8,10 +8,10 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from rollfleet_cli.asking import Answer
 from rollfleet_cli.diagnosing import Finding
+from rollfleet_cli.plain import Words
 from rollfleet_cli.planning import Change, Planned
 from rollfleet_cli.render import DIGEST_WIDTH, age, render_heading, table
 from rollfleet_cli.snapshot import Snapshot
@@ -27,11 +27,11 @@ MOST_TEXT = 300  # characters of one value
 
 def render_plan(place: str, planned: Planned, now: datetime) -> RenderableType:
     """Actions first, then what would be written, then why."""
-    lines = [Text(f"{place}: the operator would now", style="bold")]
+    lines = [Words(f"{place}: the operator would now", style="bold")]
     lines += _items(planned.actions, "command nobody and change no object")
     if planned.changes:
         lines += _heading("write into status")
-        lines += [Text(f"  {_change(change)}") for change in planned.changes]
+        lines += [Words(f"  {_change(change)}") for change in planned.changes]
     for heading, texts in (("tell", planned.events), ("note", planned.notes)):
         lines += [*_heading(heading), *_items(texts)] if texts else []
     lines += _heading(f"look again {_when(planned.wake_at, now)}")
@@ -47,17 +47,17 @@ def render_diagnosis(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Rende
     parts: list[RenderableType] = []
     if snapshot.fleet is not None:
         view = build_view(snapshot.fleet, list(snapshot.versions), list(snapshot.pods))
-        parts += [render_heading(view, snapshot.now), Text(), _engine_rows(snapshot)]
-        parts += [Text(f"{answer.pod}: {answer.error}", style="yellow") for answer in _silent(snapshot)]
+        parts += [render_heading(view, snapshot.now), Words(), _engine_rows(snapshot)]
+        parts += [Words(f"{answer.pod}: {answer.error}", style="yellow") for answer in _silent(snapshot)]
     if snapshot.events:
-        parts += [Text(), *_heading("events"), _event_rows(snapshot)]
+        parts += [Words(), *_heading("events"), _event_rows(snapshot)]
     if snapshot.unknown:
-        parts += [Text(), *_heading("not known"), *_items(snapshot.unknown)]
-    parts += [Text(), *_heading("likely causes" if findings else "nothing is wrong, as far as can be seen from here")]
+        parts += [Words(), *_heading("not known"), *_items(snapshot.unknown)]
+    parts += [Words(), *_heading("likely causes" if findings else "nothing is wrong, as far as can be seen from here")]
     for finding in findings:
-        parts.append(Text(f"{finding.subject}: {finding.reason}{': ' + finding.words if finding.words else ''}"))
-        parts.append(Text(f"  cause:  {finding.cause}", style="yellow"))
-        parts.append(Text(f"  remedy: {finding.remedy}", style="green"))
+        parts.append(Words(f"{finding.subject}: {finding.reason}{': ' + finding.words if finding.words else ''}"))
+        parts.append(Words(f"  cause:  {finding.cause}", style="yellow"))
+        parts.append(Words(f"  remedy: {finding.remedy}", style="green"))
     return Group(*parts)
 
 
@@ -89,12 +89,14 @@ def render_verification(place: str, found: Verification) -> RenderableType:
     for each in found.engines:
         version = "-" if each.version is None else str(each.version)
         cells = (each.gate or "-", version, each.digest[:DIGEST_WIDTH] or "-", str(each.ranks or "-"))
-        rows.add_row(each.engine, *cells, Text("differs", style="red") if each.problems else Text("ok", style="green"))
+        rows.add_row(
+            each.engine, *cells, Words("differs", style="red") if each.problems else Words("ok", style="green")
+        )
     if not found.holds:
         return rows  # what is wrong is the error that follows
     apart = f", probes within {found.max_abs_logprob_diff} of {found.allowed}" if found.max_abs_logprob_diff else ""
     held = f"all {len(found.engines)} engines hold version {found.committed}, {found.digest or 'as loaded at start'}"
-    return Group(rows, Text(f"{place}: {held}{apart}", style="green"))
+    return Group(rows, Words(f"{place}: {held}{apart}", style="green"))
 
 
 def _engine_rows(snapshot: Snapshot) -> Table:
@@ -130,12 +132,12 @@ def _event_rows(snapshot: Snapshot) -> Table:
     return rows
 
 
-def _heading(text: str) -> list[Text]:
-    return [Text(text, style="bold")]
+def _heading(text: str) -> list[Words]:
+    return [Words(text, style="bold")]
 
 
-def _items(texts: Iterable[str], otherwise: str = "") -> list[Text]:
-    return [Text(f"  {text}") for text in (list(texts) or [otherwise])]
+def _items(texts: Iterable[str], otherwise: str = "") -> list[Words]:
+    return [Words(f"  {text}") for text in (list(texts) or [otherwise])]
 
 
 def _change(change: Change) -> str:

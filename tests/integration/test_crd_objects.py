@@ -182,6 +182,8 @@ BAD_VERSIONS = {
         "spec.onFailure.maxAttempts is only for spec.onFailure.type Retry",
     ),
     "no engine serving": (setting("spec.minServing", 0), "spec.minServing"),
+    "a label that steers a terminal": (setting("spec.step", "\x1b[2J"), "spec.step"),
+    "a request of two lines": (setting("spec.retryRequest", "a\nb"), "spec.retryRequest"),
 }
 
 

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from rollfleet_cli.following import Clock, changes
+from rollfleet_cli.plain import PlainConsole
 from rollfleet_cli.render import render_fleet
 from rollfleet_cli.view import FleetView
 
@@ -18,12 +19,12 @@ REFRESH_PER_S = 4
 def console(*, stderr: bool = False) -> Console:
     """Colours and the terminal's width on a terminal only."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(width=None if stream.isatty() else PIPE_WIDTH, stderr=stderr)
+    return PlainConsole(width=None if stream.isatty() else PIPE_WIDTH, stderr=stderr)
 
 
 def print_json(data: Any) -> None:
-    """A document on standard output."""
-    console().print_json(data=data, default=lambda value: value.isoformat())
+    """A document on standard output; in ASCII, so that it steers no terminal and is the same in every locale."""
+    console().print_json(data=data, default=lambda value: value.isoformat(), ensure_ascii=True)
 
 
 def tell_until(out: Console, views: Iterator[FleetView], clock: Clock, done: Callable[[FleetView], bool]) -> FleetView:

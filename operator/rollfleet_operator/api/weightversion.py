@@ -75,6 +75,7 @@ class Pause(ApiModel):
     """For mode wait: seconds from closing the gates until requests that still run are aborted."""
 
 
+ONE_LINE = r"^[^\x00-\x1f\x7f]*$"  # no control characters: labels are shown in tables and logs
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
@@ -153,7 +154,7 @@ class WeightVersionSpec(
         ),
     ]
     """Number of the version. It only rises, and must exceed the fleet's committed version."""
-    step: Annotated[str, Field(max_length=253)] = ""
+    step: Annotated[str, Field(max_length=253, pattern=ONE_LINE)] = ""
     """Free label of the trainer, such as its training step."""
     source: Source
     """Where the weights come from. Changes only together with version."""
@@ -170,7 +171,7 @@ class WeightVersionSpec(
     digest, cache reset, probe) or whose process is gone is left out and joins later, as long as so many are left."""
     deadlines: Deadlines = Deadlines()
     """Seconds that each phase may take. With onFailure Retry each attempt has them anew."""
-    retry_request: Annotated[str, Field(max_length=253)] = ""
+    retry_request: Annotated[str, Field(max_length=253, pattern=ONE_LINE)] = ""
     """Any new string retries a version that failed; attempts then count from 1."""
 
 

@@ -26,6 +26,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from rollfleet_protocol.refusals import Refusal, RefusalReason
+from rollfleet_protocol.words import visible
 
 MAX_TEXT = 1024  # characters kept of the other side's words
 
@@ -145,7 +146,8 @@ def from_guard(status: int, body: bytes, what: str) -> RollfleetError:
 
 
 def clipped(text: str) -> str:
-    """Another side's words, bounded."""
+    """Another side's words, bounded and fit to be shown."""
+    text = visible(text[: MAX_TEXT + 1])
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 

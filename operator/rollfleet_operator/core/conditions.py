@@ -6,9 +6,10 @@ from datetime import datetime
 
 from rollfleet_operator.api.meta import MAX_MESSAGE, Condition, ConditionStatus
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_protocol.words import visible
 
 ELLIPSIS = "…"
-LINE_ENDS = re.compile(r"\s*[\n\r\f\v\x85\u2028\u2029]\s*")
+LINE_ENDS = re.compile(r"[\n\r\f\v\x85\u2028\u2029]+")
 
 
 @dataclass(frozen=True)
@@ -62,5 +63,6 @@ def find(conditions: tuple[Condition, ...], kind: str) -> Condition | None:
 
 def clip(text: str, limit: int = MAX_MESSAGE) -> str:
     """Text that fits a message, in one line: kubectl cuts a column at the end of its first."""
-    text = LINE_ENDS.sub(" ", text)
+    first, *others = LINE_ENDS.split(text[: 4 * limit])
+    text = visible(" ".join((first.rstrip(), *(part.strip() for part in others))) if others else first)
     return text if len(text) <= limit else text[: limit - 1] + ELLIPSIS
