@@ -115,6 +115,26 @@ def test_other_signals_are_forwarded(launched):
     assert "usr1" in one.output.read_text()
 
 
+def test_a_supervisor_that_was_stopped_for_a_while_goes_on(launched):
+    """As when somebody freezes the container; a second is what it waits for at most between two looks."""
+    one = launched(
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('usr1'))\n"
+        "print('ready')\nwhile True: signal.pause()"
+    )
+    one.until("ready")
+    one.process.send_signal(signal.SIGSTOP)
+    stopped = Path(f"/proc/{one.process.pid}/stat")
+    one.wait_for(lambda: stopped.read_text().rpartition(")")[2].split()[0] == "T")
+    until = time.monotonic() + 1.2
+    one.wait_for(lambda: time.monotonic() > until)
+    one.process.send_signal(signal.SIGCONT)
+    one.process.send_signal(signal.SIGUSR1)
+    one.until("usr1")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.ended() == 128 + signal.SIGTERM
+    assert "Traceback" not in one.output.read_text()
+
+
 def test_what_does_not_end_in_its_grace_is_killed_with_its_workers(launched):
     one = launched(
         "import os,signal,subprocess,sys\n"

@@ -2,11 +2,12 @@
 
 import ctypes
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rollfleet_engine.launch.causes import CauseFinder
@@ -37,6 +38,32 @@ class Outcome:
     killed_after_grace: bool = False
 
 
+class SignalPipe:
+    """Signals as they come, in the main thread.
+
+    Not sigtimedwait: stopped (SIGSTOP) for longer than its timeout and continued, CPython 3.11 makes a signal up from
+    memory that nobody has written to (Modules/signalmodule.c leaves its loop without an answer).
+    """
+
+    def __init__(self, numbers: Collection[signal.Signals]) -> None:
+        self._read, write = os.pipe()
+        for end in (self._read, write):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in numbers:
+            signal.signal(number, _noted)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+    def wait(self, seconds: float) -> bytes:
+        """Numbers of the signals that came, at the latest after so long."""
+        ready, _, _ = select.select([self._read], [], [], seconds)
+        return os.read(self._read, _READ_BYTES) if ready else b""
+
+
+def _noted(number: int, frame: object) -> None:
+    """The number is in the pipe already."""
+
+
 class Supervisor:
     """One engine process and everything that it leaves behind."""
 
@@ -53,7 +80,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start the engine and stay until it has ended. To be called from the main thread, once."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+        self._signals = SignalPipe(_WAITED)
         adopt_orphans()
         pumps = self._start()
         status = self._wait()
@@ -63,8 +90,8 @@ class Supervisor:
     def _start(self) -> list[threading.Thread]:
         pipes = [os.pipe(), os.pipe()]
         actions = [(os.POSIX_SPAWN_DUP2, write, 1 + index) for index, (_, write) in enumerate(pipes)]
-        # A group of its own, so that the engine's workers can be ended with it; the mask that we block for ourselves
-        # must not be inherited, or the engine would never see a SIGTERM.
+        # A group of its own, so that the engine's workers can be ended with it. Whatever mask and handlers we were
+        # started with must not be inherited, or the engine would never see a SIGTERM.
         self._pid = os.posix_spawnp(
             self._plan.argv[0],
             self._plan.argv,
@@ -101,16 +128,16 @@ class Supervisor:
     def _wait(self) -> int:
         """The engine's wait status."""
         while True:
-            info = signal.sigtimedwait(_WAITED, self._patience_s())
-            if info is not None and info.si_signo != signal.SIGCHLD:
-                self._receive(signal.Signals(info.si_signo))
+            for number in self._signals.wait(self._patience_s()):
+                if number != signal.SIGCHLD:
+                    self._receive(signal.Signals(number))
             if (status := self._reap()) is not None:
                 return status
             if self._stop_by is not None and time.monotonic() >= self._stop_by:
                 self._kill_group()
 
     def _patience_s(self) -> float:
-        # Signals of one kind merge while they are blocked, so that children are also looked for without one.
+        # Signals of one kind may merge, so that children are also looked for without one.
         if self._stop_by is None:
             return _LOOP_S
         return min(_LOOP_S, max(0.0, self._stop_by - time.monotonic()))
@@ -146,7 +173,7 @@ class Supervisor:
         kill_group(self._pid)
         deadline = time.monotonic() + _LEFTOVER_GRACE_S
         while not self._childless and (left_s := deadline - time.monotonic()) > 0:
-            signal.sigtimedwait({signal.SIGCHLD}, min(_LOOP_S, left_s))
+            self._signals.wait(min(_LOOP_S, left_s))
             self._reap()
         for pump in pumps:
             pump.join(max(0.0, deadline - time.monotonic()))
