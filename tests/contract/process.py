@@ -19,6 +19,7 @@ from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.issuer import CertificateAuthority, Issuer
 
 T = TypeVar("T")
+CommandOf = Callable[[EngineConfig], list[str]]
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = "system:serviceaccount:rollfleet:rollfleet-operator"
 OPERATOR_UID = "3b0b8a63-operator"
@@ -27,6 +28,11 @@ ENGINE_ARGS = ("--enforce-eager", "--max-model-len", "2048", "--enable-prompt-to
 DRAIN_TIMEOUT_S = 3
 START_TIMEOUT_S = 240.0  # vLLM imports for 10 s on an idle machine, and this one is shared
 _LOOK_S = 0.02
+
+
+def launcher(_: EngineConfig) -> list[str]:
+    """As the image starts an engine."""
+    return [sys.executable, "-m", "rollfleet_engine.launch"]
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,11 @@ class EngineProcess:
         model: Path,
         checkpoints: Path,
         engine_args: tuple[str, ...] = ENGINE_ARGS,
+        command: CommandOf = launcher,
         **changes: Any,
     ) -> None:
         self.kind = kind
+        self._command = command
         self._folder = site.folder / name
         self._folder.mkdir()
         self.log_file = self._folder / "log"
@@ -125,7 +133,7 @@ class EngineProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log_file.open("wb") as sink:
             return subprocess.Popen(
-                [sys.executable, "-m", "rollfleet_engine.launch"],
+                self._command(self.config),
                 env=self.environ(),
                 cwd=self._folder,
                 stdout=sink,
@@ -185,6 +193,10 @@ class EngineProcess:
     def signal(self, number: signal.Signals) -> None:
         """To the launcher, as the kubelet does."""
         self._process.send_signal(number)
+
+    def ended(self) -> bool:
+        """Whether it is no more."""
+        return self._process.poll() is not None
 
     def wait(self, timeout_s: float) -> int:
         """Its exit code."""

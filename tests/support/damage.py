@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from rollfleet_engine.faults.copies import flip_bit, tensors_of
 from rollfleet_engine.tools.checkpoint_files import RawTensor, write_checkpoint
 from rollfleet_engine.weights.layout import INDEX
 
@@ -114,8 +115,6 @@ def wrong_dtype(folder: Path, name: str = "model.norm.weight") -> str:
 
 def flipped_bit(folder: Path) -> str:
     """One bit of one weight, everything else as it was, the time of modification too. Only a digest sees it."""
-    last = shards(folder)[-1]
-    data = bytearray(last.read_bytes())
-    data[-1] ^= 0x80
-    last.write_bytes(data)
-    return last.name
+    path, entry = max(tensors_of(folder).values(), key=lambda found: (found[0].name, found[1].offset))
+    flip_bit(path, entry)
+    return path.name

@@ -14,15 +14,18 @@ STDOUT = 1
 class GuardLog:
     """Writes lines that carry `fields` (whose engine this is). Not for the path of a request."""
 
-    def __init__(self, fields: Mapping[str, Any], stream: TextIO | None = None) -> None:
+    def __init__(
+        self, fields: Mapping[str, Any], stream: TextIO | None = None, logger: str = "rollfleet.guard"
+    ) -> None:
         self._fields = dict(fields)
+        self._logger = logger
         self._stream = stream  # None: the process's standard output, past the prefix that vLLM puts on sys.stdout
 
     def write(self, event: str, *, time_ns: int | None = None, **details: Any) -> None:
         """One line. `time_ns` is wall-clock time where the moment matters more than that of writing."""
         moment = time.time_ns() if time_ns is None else time_ns
         stamp = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds")
-        line = {"time": stamp, "timeNs": moment, "logger": "rollfleet.guard", "event": event, **self._fields, **details}
+        line = {"time": stamp, "timeNs": moment, "logger": self._logger, "event": event, **self._fields, **details}
         text = json.dumps(line, ensure_ascii=False) + "\n"
         encoded = text.encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
         # Nobody reads any more: no reason to leave a gate as it should not be. There is nowhere to say it either.

@@ -20,6 +20,7 @@ from rollfleet_engine.guard.waiting import WaitingRoom
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 
 AdapterOf = Callable[[Scope], EngineAdapter]
+ControlFront = Callable[[AsgiApp], AsgiApp]
 
 # By name: this package may not import what is built on it.
 VLLM_ADAPTER_MODULE = "rollfleet_engine.vllm.adapter"
@@ -30,6 +31,7 @@ class GuardedApp:
 
     `adapter_of` is called once, with the scope of the first lifespan event (or of the first request, where the server
     sends no lifespan); its scope["app"] is the engine's application. Then the control port opens in the same loop.
+    `control_front` puts something before the application of the control port: the faults of a simulated engine.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class GuardedApp:
         stager: Stager | None = None,
         verifier: Verifier | None = None,
         log: GuardLog | None = None,
+        control_front: ControlFront | None = None,
     ) -> None:
         self._app = app
         self._config = config
         self._adapter_of = adapter_of
         self._stager = stager
         self._verifier = verifier
+        self._control_front = control_front
         self._log = log or GuardLog({"fleet": f"{config.fleet.namespace}/{config.fleet.name}", "pod": _pod_name()})
         self._serving: Serving | None = None
         self._starting = asyncio.Lock()
@@ -72,7 +76,9 @@ class GuardedApp:
             stager = self._stager or CheckpointStager(config)
             service = GuardService(self._adapter_of(scope), stager, turnstile, self._log, waiting)
             verifier = self._verifier or ServiceAccountVerifier(config.fleet, config.tokens)
-            control = ControlApp(service, verifier, config.operator, self._log)
+            control: AsgiApp = ControlApp(service, verifier, config.operator, self._log)
+            if self._control_front is not None:
+                control = self._control_front(control)
             server = ControlServer(control, config, self._log, service.break_down)
             drain = DrainSocket(service, config)
             await server.start()

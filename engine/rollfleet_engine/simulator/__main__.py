@@ -1,4 +1,7 @@
-"""`python -m rollfleet_engine.simulator`: started by the launcher in vLLM's place, with vLLM's arguments."""
+"""`python -m rollfleet_engine.simulator`: started by the launcher in vLLM's place, with vLLM's arguments.
+
+Started by hand it takes faults as well (faulty.py).
+"""
 
 import argparse
 import asyncio
@@ -10,11 +13,16 @@ from pathlib import Path
 
 import uvicorn
 
-from rollfleet_engine.guard.checkpoints import CheckpointStager
+from rollfleet_engine.faults.options import add_options
+from rollfleet_engine.faults.plan import PlanError
+from rollfleet_engine.guard.answers import AsgiApp
+from rollfleet_engine.guard.checkpoints import CheckpointStager, Stager
 from rollfleet_engine.guard.middleware import GuardedApp
+from rollfleet_engine.guard.ports import EngineAdapter
 from rollfleet_engine.simulator.adapter import PacedStager, SimulatorAdapter
 from rollfleet_engine.simulator.app import Settings, build_app, print_routes
 from rollfleet_engine.simulator.core import Core
+from rollfleet_engine.simulator.faulty import COUNTS_OPTION, Faults, faults_of
 from rollfleet_engine.simulator.process import CoreProcess
 from rollfleet_engine.simulator.requests import Limits
 from rollfleet_engine.simulator.weights import load_model
@@ -32,6 +40,10 @@ _SHUTDOWN_S = 2.0
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """The arguments that have an effect here; the launcher has checked all of them as vLLM's."""
+    # Apart and without abbreviations: the launcher lets --fault through, which vLLM takes for --fault-tolerance-config.
+    own = argparse.ArgumentParser(prog="rollfleet_engine.simulator", add_help=False, allow_abbrev=False)
+    own.add_argument(COUNTS_OPTION, default="{}", help=argparse.SUPPRESS)
+    add_options(own)
     parser = argparse.ArgumentParser(prog="rollfleet_engine.simulator")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--served-model-name", required=True)
@@ -40,7 +52,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
-    known, without_effect = parser.parse_known_args(argv)
+    faults, others = own.parse_known_args(argv)
+    known, without_effect = parser.parse_known_args(others, faults)
     if without_effect:
         print(f"simulator: without effect here: {' '.join(without_effect)}", flush=True)
     return known
@@ -53,22 +66,30 @@ def _model_len(arguments: argparse.Namespace) -> int:
     return int(config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
 
 
-async def _serve(arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig) -> None:
+async def _serve(
+    arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig, faults: Faults | None
+) -> None:
     seconds_per_token = float(os.environ.get(PACE_VARIABLE, _DEFAULT_PACE_MS)) / 1000
     core = Core(load_model(arguments.model), seconds_per_token, process.alive, arguments.data_parallel_size)
     limits = Limits(arguments.served_model_name, _model_len(arguments))
     app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
     print_routes(app)
     step_s = float(os.environ.get(STEP_VARIABLE, "0"))
-    guarded = GuardedApp(
+    adapter: EngineAdapter = SimulatorAdapter(core, str(arguments.model), step_s)
+    stager: Stager = PacedStager(CheckpointStager(config), step_s)
+    if faults is not None:
+        adapter, stager = faults.adapter(adapter), faults.stager(stager)
+        faults.heed_signals()
+    guarded: AsgiApp = GuardedApp(
         app,
         config=config,
-        adapter_of=lambda _: SimulatorAdapter(core, str(arguments.model), step_s),
-        stager=PacedStager(CheckpointStager(config), step_s),
+        adapter_of=lambda _: adapter,
+        stager=stager,
+        control_front=None if faults is None else faults.control,
     )
     server = uvicorn.Server(
         uvicorn.Config(
-            guarded,
+            guarded if faults is None else faults.serving(guarded),
             host=arguments.host,
             port=arguments.port,
             interface="asgi3",
@@ -97,13 +118,17 @@ def main() -> int:
     config = EngineConfig.model_validate_json(os.environ[ENGINE_CONFIG_ENV])
     time.sleep(float(os.environ.get(STARTUP_VARIABLE, "0")))
     process = CoreProcess()
+    faults = None
     try:
-        asyncio.run(_serve(arguments, process, config))
-    except CheckpointError as error:
-        print(f"simulator: error: {error.message}", file=sys.stderr, flush=True)
+        faults = faults_of(arguments, config, process)
+        asyncio.run(_serve(arguments, process, config, faults))
+    except (CheckpointError, PlanError) as error:
+        print(f"simulator: error: {error}", file=sys.stderr, flush=True)
         return 1
     finally:
         process.stop()
+        if faults is not None:
+            faults.close()
     return 0
 
 

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 NAME = b"VLLM::EngineCore"  # vLLM's own name for it; the kernel keeps 15 bytes
 _PR_SET_NAME = 15  # linux/prctl.h
@@ -44,3 +45,9 @@ class CoreProcess:
     def stop(self) -> None:
         """Let it end."""
         os.close(self._write)
+
+    def end(self) -> None:
+        """Let it end, and wait for that."""
+        self.stop()
+        with suppress(ChildProcessError):  # it was dead, and `watch` has seen to it
+            os.waitpid(self.pid, 0)

@@ -4,12 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollfleet_engine.weights.coverage import read_model_tensors
+from rollfleet_engine.weights.coverage import layer_of, read_model_tensors
 from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor, stage_checkpoint
 from rollfleet_engine.weights.transfer import CheckpointReader
 from rollfleet_kernels.digest import TensorDigest, lanes_reference, version_digest
-
-_OTHER_LAYER = "other"
 
 
 @dataclass(frozen=True)
@@ -50,15 +48,6 @@ def read_again(reader: CheckpointReader, staged: StagedCheckpoint) -> Iterator[T
         lanes = lanes_reference(buffer)
         reader.require_digest(tensor, lanes)
         yield TensorDigest(tensor.name, tensor.dtype, tensor.shape, lanes)
-
-
-def layer_of(name: str) -> str:
-    """The layer that a tensor belongs to: "model.layers.3", or the module for those outside the layers."""
-    parts = name.split(".")
-    for place, part in enumerate(parts[:-1]):
-        if part.isdigit():
-            return ".".join(parts[: place + 1])
-    return parts[-2] if len(parts) > 1 else _OTHER_LAYER
 
 
 def elements_by_layer(tensors: Iterable[TensorDigest | StagedTensor]) -> dict[str, int]:

@@ -93,3 +93,12 @@ def _some(names: list[str]) -> str:
 
 def _failed(message: str) -> CheckpointError:
     return CheckpointError(FailureReason.COVERAGE_FAILED, message)
+
+
+def layer_of(name: str) -> str:
+    """The layer that a tensor belongs to: "model.layers.3", or the module for those outside the layers."""
+    parts = name.split(".")
+    for place, part in enumerate(parts[:-1]):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return parts[-2] if len(parts) > 1 else "other"

