@@ -136,6 +136,10 @@ FAILED = {  # an update, or what holds it up
         "the update failed, and why is on record no more: the fleet's status was lost",
         "`rollfleet history`, the events and the operator's log may know; then `rollfleet retry`",
     ),
+    "Interrupted": Remedy(
+        "the operator died between two writes, or a guard had seen a higher epoch: an attempt ended, and why is lost",
+        "nothing: the next attempt runs; the operator's log may know more",
+    ),
     "Cancelled": Remedy("a higher version was asked for", "nothing: the newer update goes on"),
     "Superseded": Remedy("a higher version was asked for", "nothing: the newer update goes on"),
 }

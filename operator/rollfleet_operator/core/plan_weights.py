@@ -133,19 +133,20 @@ def _supersede(update: Update, *, accepted: bool) -> Update:
     last = finished(update, old.version) or last_finished(update, old.version, Ending(outcome, outcome.value))
     message = "" if succeeded else f"version {update.version} was asked for"
     status = with_history(update, old, Ending(outcome, outcome.value, message))
-    touched = _has_touched(old) and old.epoch == update.record.epoch and not succeeded
+    ever = _has_touched(old) and last.outcome is Outcome.SUPERSEDED and _on_this_fleet(update)
+    touched = ever and old.epoch == update.record.epoch
     record = replace(update.record, last_finished=last)
     begun = _blank(update, status)
+    if ever:
+        why = FailedAttempt(attempt=0, reason=Reason.SUPERSEDED, message=f"version {old.version} had touched weights")
+        begun = begun.model_copy(update={"last_attempt": why})
     if not (touched and accepted):
         if touched:
             record = replace(record, epoch=next_epoch(update))
         return with_record(replace(update, record=record), begun)
     epoch = next_epoch(update)
     begun = enter(begun, Phase.PREPARING, update.now)
-    why = FailedAttempt(attempt=0, reason=Reason.SUPERSEDED, message=f"version {old.version} had touched weights")
-    begun = begun.model_copy(
-        update={"epoch": epoch, "attempt": 1, "last_attempt": why, "closed_epoch": old.closed_epoch}
-    )
+    begun = begun.model_copy(update={"epoch": epoch, "attempt": 1, "closed_epoch": old.closed_epoch})
     return with_record(replace(update, record=replace(record, epoch=epoch)), begun)
 
 
@@ -221,12 +222,26 @@ def _wait_or_begin(update: Update, *, first: bool) -> UpdatePlan:
     status = update.status
     waits = status.version == update.version and status.phase is Phase.PENDING and status.started_at is not None
     stale = status.version == update.version and status.phase in UNDER_WAY and _on_this_fleet(update)
-    if not (waits or stale):
+    if stale:
+        update = with_record(update, _interrupted(status))
+    elif not waits:
         update = with_record(update, _blank(update, status))
     reason, message = _obstacle(update, first=first)
     if reason is not None:
         return _wait(update, reason, message, first=first, stale=stale)
-    return _begin(update, again=stale)
+    return _begin(update)
+
+
+def _interrupted(status: WeightVersionStatus) -> WeightVersionStatus:
+    """The record of an attempt whose epoch was raised over it, with what the next one must know.
+
+    The write that ended it may have been an operator's last, with the reason on its way to the WeightVersion.
+    """
+    if not _has_touched(status):
+        return status
+    text = f"its epoch {status.epoch} ended in {status.phase.value}, and why is not on record"
+    why = FailedAttempt(attempt=status.attempt, reason=Reason.INTERRUPTED, message=text)
+    return status.model_copy(update={"last_attempt": why})
 
 
 def _on_this_fleet(update: Update) -> bool:
@@ -288,14 +303,13 @@ def _roll_on(update: Update, deadline: Deadline) -> bool:
     return True
 
 
-def _begin(update: Update, *, again: bool) -> UpdatePlan:
+def _begin(update: Update) -> UpdatePlan:
     """Allot an epoch: written with the fleet, used when the write is seen."""
     epoch = next_epoch(update)
-    attempt = update.status.attempt + 1 if again else 1
     status = enter(update.status, Phase.PREPARING, update.now)
     begun = {
         "epoch": epoch,
-        "attempt": attempt,
+        "attempt": status.attempt + 1,
         "prepare_attempt": 0,
         "targets": (),
         "paused_at": None,

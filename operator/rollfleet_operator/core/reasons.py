@@ -79,6 +79,7 @@ class Reason(StrEnum):
     DIGEST_DISAGREES = "DigestDisagrees", "Engines read different bytes from the same checkpoint."
     REFUSED = "Refused", "An engine refused a command."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "A phase took longer than its deadline."
+    INTERRUPTED = "Interrupted", "An attempt ended with its epoch, and nobody recorded why."
     ENGINES_LOST = "EnginesLost", "So many engines of the update restarted or vanished that too few are left."
     UNCERTAIN = "Uncertain", "An engine no longer knows what it holds."
     NOT_REACHED = "NotReached", "The update has not come so far."

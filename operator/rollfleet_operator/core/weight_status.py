@@ -165,6 +165,8 @@ def _active(subject: Subject, record: WeightVersionStatus) -> Claim:
 def _again(subject: Subject, record: WeightVersionStatus) -> str:
     """What is to be said while a later attempt runs."""
     last, sentence = record.last_attempt, REASON_OF[record.phase].sentence
+    if record.phase is Phase.PREPARING:
+        sentence = "Engines read and check the checkpoint again."
     if last is None or record.phase is Phase.FAILED:
         return ""
     if not last.attempt:

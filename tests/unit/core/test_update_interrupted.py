@@ -1,18 +1,20 @@
 """Updates that are interrupted: bumped again, deleted, an operator that goes, commands that arrive late."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Outcome
-from rollfleet_operator.api.weightversion import Phase
+from rollfleet_operator.api.weightversion import Phase, WeightVersionStatus
 from rollfleet_operator.core.actions import GuardCall
 from rollfleet_operator.core.plan import plan
 from rollfleet_protocol.commands import Open
-from rollfleet_protocol.state import OperationName
+from rollfleet_protocol.state import FailureReason, OperationName
 from tests.support.builders import make_weight_version
-from tests.support.simulated_updates import bump, condition, make_world
-from tests.support.simulated_world import slow
+from tests.support.simulated_engine import fault
+from tests.support.simulated_updates import DEADLINES, SLACK_S, bump, condition, fail_once, failed, make_world
+from tests.support.simulated_world import World, slow
 
 
 def test_an_open_that_is_still_on_its_way_opens_nobody_later() -> None:
@@ -217,3 +219,45 @@ def test_a_pod_that_is_being_deleted_but_whose_hook_does_not_run_stays_closed() 
     world.run(90)
     assert going in world.pods
     assert world.open_versions() == [2, 2, 2]
+
+
+def lose_what_tells_of(world: World, told: Callable[[WeightVersionStatus], bool]) -> None:
+    """The fleet's write of the next epoch arrives; the operator dies before the WeightVersion's."""
+    write = world._write_weight_version
+
+    def lose(name: str, status: WeightVersionStatus) -> None:
+        if told(status):
+            world._write_weight_version = write  # type: ignore[method-assign]
+            world.restart_operator()
+        else:
+            write(name, status)
+
+    world._write_weight_version = lose  # type: ignore[method-assign]
+
+
+def test_an_operator_that_dies_between_the_two_writes_of_a_retry_forgets_no_touch() -> None:
+    world = make_world(version=1)
+    fail_once(world, 1)
+    bump(world, 2)
+    lose_what_tells_of(world, lambda status: status.attempt > 1)
+    assert world.run(20, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_NOT_FOUND, "no step-2")
+    assert world.run(5, lambda: world.in_phase(Phase.PREPARING))
+    assert world.status().attempt == 2
+    assert "attempt 1 failed: Interrupted: its epoch 3 ended in Transferring" in condition(world, "Active")[2]
+    assert world.run(DEADLINES.prepare_seconds + SLACK_S, lambda: world.ended(2))
+    assert failed(world, 2, "CheckpointNotFound").endswith("version 1 is restored from 'step-1'")
+    assert world.run(30, lambda: world.all_serve(1))
+
+
+def test_nor_one_that_dies_while_a_higher_version_goes_straight_on() -> None:
+    world = make_world(version=1)
+    bump(world, 2)
+    assert world.run(20, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.run(0.05)
+    world.store.faults["step-3"] = fault(FailureReason.CHECKPOINT_NOT_FOUND, "no step-3")
+    bump(world, 3)
+    lose_what_tells_of(world, lambda status: status.version == 3)
+    assert world.run(DEADLINES.prepare_seconds + 2 * SLACK_S, lambda: world.ended(3))
+    assert failed(world, 3, "CheckpointNotFound").endswith("version 1 is restored from 'step-1'")
+    assert world.run(30, lambda: world.all_serve(1))
