@@ -228,7 +228,9 @@ class Startup(ApiModel):
     timeout_seconds: Annotated[int, Field(ge=10, le=86400)] = 1800
     """Seconds from the container's start until its engine must be alive."""
     restart_budget: Annotated[int, Field(ge=0, le=1000)] = 5
-    """How often an engine may be restarted without serving in between; then its pod is stopped, and kept to be read."""
+    """How often an engine may be restarted without serving in between; then its pod is stopped, and kept to be read.
+    Not counted against an engine whose template has served, unless another engine of it was up when it failed: the
+    only replica of a fleet that has served is started again for ever."""
 
 
 class UpdateStrategy(ApiModel):

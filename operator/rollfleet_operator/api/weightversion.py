@@ -92,7 +92,8 @@ class VerifySpec(ApiModel):
     """Checks before the commit. Digest and coverage are always required."""
 
     probe: Probe = Probe()
-    """Answered by every engine under the new weights before any of them opens."""
+    """Answered by every engine under the new weights before any of them opens, and compared between engines: a fleet of
+    one has nobody to compare with."""
 
 
 class Deadlines(ApiModel):

@@ -1,0 +1,54 @@
+"""docs/cli.md and the command line agree: each command has its part there, and each option is told of, both ways."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+from rollfleet_cli.main import app
+
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "cli.md").read_text()
+COMMANDS: dict[str, click.Command] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+OF_ALL = {"--namespace", "--kubeconfig", "--context", "--help"}  # told of once, above
+OF_GROUPS = {"--output", "--timeout", "--via"}  # told of where they belong to several commands
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+PAGES = [DOCS.parent / "README.md", *sorted(path for path in DOCS.rglob("*.md") if "adr" not in path.parts)]
+
+
+def section_of(command: str) -> str:
+    """What stands under a command's own heading."""
+    return re.split(r"\n## ", PAGE.split(f"\n## rollfleet {command} ", 1)[1], maxsplit=1)[0]
+
+
+def options_of(command: click.Command) -> set[str]:
+    """Long names."""
+    return {name for option in command.params for name in option.opts if name.startswith("--")} | {"--help"}
+
+
+def test_every_command_has_its_part() -> None:
+    assert set(re.findall(r"\n## rollfleet ([a-z]+) ", PAGE)) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_part_names_exists(command: str) -> None:
+    text = re.sub(r"kubectl [^`\n]*|pip [^`\n]*", "", section_of(command))
+    assert set(OPTION.findall(text)) <= options_of(COMMANDS[command])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_exists_is_told_of(command: str) -> None:
+    own = options_of(COMMANDS[command]) - OF_ALL - OF_GROUPS
+    alike = {"rollback": "bump"}.get(command, command)  # "options as for bump"
+    told = set(OPTION.findall(section_of(command) + section_of(alike)))
+    assert {name for name in own if name not in told and f"-{name[2].upper()}" not in section_of(command)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_pages_show_can_be_given(page: Path) -> None:
+    shown = re.findall(r"(?m)(?:^|`|\$ |bin/)rollfleet ([a-z]+)((?: [^\n`#|]*)?)", page.read_text())
+    for command, rest in shown:
+        assert command in COMMANDS, f"rollfleet {command}"
+        assert set(OPTION.findall(rest)) <= options_of(COMMANDS[command]), f"rollfleet {command}{rest}"
