@@ -218,9 +218,9 @@ def build_world(observed: Observed) -> World:
         {uid: view.state.epoch for uid, view in observed.guards.items() if view.state is not None},
         {uid: view.vouched for uid, view in observed.guards.items() if view.vouched is not None},
     )
-    taken = {pod.ip for pod in observed.pods if pod.ip and not pod.vanished}
+    heirs = _heirs(observed.pods)
     engines = [
-        Engine(pod, _guard(observed, pod, taken), ordinal, pod.uid in quarantined, observed.nodes.get(pod.node))
+        Engine(pod, _guard(observed, pod, heirs), ordinal, pod.uid in quarantined, observed.nodes.get(pod.node))
         for pod in observed.pods
         if (ordinal := _ordinal(pod, fleet.metadata.name)) is not None
     ]
@@ -228,9 +228,15 @@ def build_world(observed: Observed) -> World:
     return World(fleet, tuple(engines), observed.settings, highest)
 
 
-def _guard(observed: Observed, pod: PodView, taken: set[str]) -> GuardView | None:
-    """At the address of a pod that vanished another one may answer by now."""
-    if pod.vanished and pod.ip in taken:
+def _heirs(pods: tuple[PodView, ...]) -> dict[str, str]:
+    """Whose each address is: the newest pod's that has it. A network may give it away before its last owner is gone."""
+    present = (pod for pod in pods if pod.ip and not (pod.vanished or pod.ended))
+    return {pod.ip: pod.uid for pod in sorted(present, key=lambda pod: (pod.created, pod.uid))}
+
+
+def _guard(observed: Observed, pod: PodView, heirs: dict[str, str]) -> GuardView | None:
+    """At the address of a pod that vanished, or whose node is cut off, another one may answer by now."""
+    if pod.ip and not pod.ended and heirs.get(pod.ip, pod.uid) != pod.uid:
         return GuardView(None, reachable=False, last_contact=None, error="its address belongs to another engine now")
     return observed.guards.get(pod.uid)
 

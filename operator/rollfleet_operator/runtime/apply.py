@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rollfleet_operator.api.meta import ANNOTATION_STOPPED, LABEL_SERVING, ObjectMeta
 from rollfleet_operator.api.weightversion import PhaseSeconds, WeightVersion, WeightVersionStatus
-from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError
+from rollfleet_operator.clients.errors import AlreadyExists, Conflict, InvalidSpec, NotFound, RollfleetError
 from rollfleet_operator.clients.events import Recorder
 from rollfleet_operator.clients.ownership import demand_ours
 from rollfleet_operator.clients.slots import FairSlots
@@ -37,6 +37,7 @@ from rollfleet_operator.ports import (
 )
 from rollfleet_operator.runtime.observe import Seen
 from rollfleet_operator.runtime.records import Records
+from rollfleet_operator.runtime.store import fleet_of
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +196,9 @@ class Applier:
             pod = await self._cluster.create(PODS, work.namespace, action.manifest)
         except AlreadyExists:
             pod = await self._cluster.get(PODS, work.namespace, action.manifest["metadata"]["name"])
+            if fleet_of(pod) is None:
+                where = f"Pod {work.namespace}/{pod['metadata']['name']}"
+                raise InvalidSpec(f"{where} has the name of an engine and is not the operator's: delete it") from None
         self._records.pods.upsert(pod)
 
     async def _delete_pod(self, work: _Work, action: DeletePod) -> None:

@@ -9,7 +9,15 @@ from datetime import datetime
 from rollfleet_operator.api.meta import LABEL_OPERATOR
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
-from rollfleet_operator.clients.errors import Conflict, Rejected, Retryable, RollfleetError, Terminating
+from rollfleet_operator.clients.errors import (
+    Busy,
+    Conflict,
+    Rejected,
+    Retryable,
+    RollfleetError,
+    Terminating,
+    Unreachable,
+)
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.ports import Meter
@@ -21,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 PASS_S = 60.0  # of one pass; every call in it has a shorter deadline
 MAX_REJECTED = 900  # characters that a condition tells
+LASTING_S = 30.0  # after which people are told of calls that get no answer, though the API server reads and writes
 MAX_LOGGED = 50  # actions of one decision
 Plan = Callable[[Observed, datetime], Decision]
 PlanOrphan = Callable[[WeightVersion, datetime], Decision]
@@ -48,6 +57,7 @@ class Reconciler:
         self._meter = meter
         self._clock = clock
         self._name = name
+        self._failing: dict[str, float] = {}  # since when (time of the loop) calls of this fleet are not answered
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -87,6 +97,7 @@ class Reconciler:
         read = await self._observer.read(key)
         if read.fleet is None:
             self._records.forget(key)
+            self._failing.pop(key, None)
             await self._tell_orphans(read)
             return None
         if read.fleet["metadata"].get("labels", {}).get(LABEL_OPERATOR, "") != self._name:
@@ -107,9 +118,14 @@ class Reconciler:
         now = self._clock()
         decision = self._plan(seen.observed, now)
         _log(key, seen, decision)
-        errors = await self._applier.apply(key, seen, decision)
+        try:
+            errors = await self._applier.apply(key, seen, decision)
+        except Rejected as error:  # the status itself is not taken: nothing but an Event can tell
+            self._applier.report(fleet.metadata, [error])
+            raise
         if errors:
             self._fail(key, fleet, errors)
+        self._failing.pop(key, None)
         if self._records.rejected.pop(key, None) is not None:
             self._records.queue.put(key)  # the status still tells of what was refused before
         return (decision.wake_at - self._clock()).total_seconds() if decision.wake_at else None
@@ -123,12 +139,21 @@ class Reconciler:
 
     def _fail(self, key: str, fleet: RolloutEngine, errors: list[RollfleetError]) -> None:
         """The rest was done; the pass counts as failed by the gravest error."""
-        rejected = [error for error in errors if not isinstance(error, Retryable)]
+        rejected = [error for error in errors if not isinstance(error, Retryable)] + self._lasting(key, errors)
         self._applier.report(fleet.metadata, rejected)
         if rejected:
             self._records.rejected[key] = "; ".join(sorted({str(error) for error in rejected}))[:MAX_REJECTED]
         gravest = (rejected or [error for error in errors if not isinstance(error, Conflict)] or errors)[0]
         raise gravest
+
+    def _lasting(self, key: str, errors: list[RollfleetError]) -> list[RollfleetError]:
+        """What may pass by itself, and has not for too long to keep quiet about: a webhook that is down, for one."""
+        found: list[RollfleetError] = [error for error in errors if isinstance(error, Unreachable | Busy)]
+        if not found:
+            self._failing.pop(key, None)
+            return []
+        now = asyncio.get_running_loop().time()
+        return found if now - self._failing.setdefault(key, now) >= LASTING_S else []
 
 
 def _log(key: str, seen: Seen, decision: Decision) -> None:

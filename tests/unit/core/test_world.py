@@ -1,6 +1,7 @@
 """What can be said for certain about an engine, and which epoch counts."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -139,6 +140,15 @@ EPOCHS: dict[str, tuple[int, dict[str, int], set[str], int]] = {
 def test_absurd_epochs_are_not_followed(case: str) -> None:
     recorded, told, absurd, highest = EPOCHS[case]
     assert judge_epochs(recorded, told) == (frozenset(absurd), highest)
+
+
+def test_at_an_address_that_was_given_away_only_its_new_owner_speaks() -> None:
+    """The pod of a node that is cut off is still there, and may be open; the network has forgotten it."""
+    old, new = make_pod(0), make_pod(1, ip=make_pod(0).ip, created=NOW + timedelta(minutes=5))
+    said = make_guard(make_state(armed=True, **CLOSED))
+    world = build_world(make_observed(pods=(new, old), guards={old.uid: said, new.uid: said}))
+    assert [engine.fence(EPOCH) for engine in world.engines] == [Fence.UNKNOWN, Fence.HELD]
+    assert "belongs to another engine" in (world.engines[0].guard or said).error
 
 
 INVENTED: dict[str, tuple[int, int, int, bool, int]] = {  # recorded, told, vouched; quarantined, highest

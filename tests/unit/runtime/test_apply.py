@@ -21,6 +21,7 @@ from rollfleet_operator.core.actions import (
 from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, SERVICES, WEIGHT_VERSIONS, Manifest
 from rollfleet_operator.runtime.apply import CALL_GRACE_S
 from rollfleet_operator.runtime.observe import FIRST_WORDS_S
+from rollfleet_operator.runtime.reconcile import LASTING_S
 from rollfleet_protocol.commands import Arm
 from tests.support.desk import KEY, NOW, SERVICE, Desk, make_fleet, make_version
 from tests.support.pods import make_pod
@@ -192,6 +193,43 @@ async def test_an_api_server_that_does_not_answer_is_no_event(desk: Desk) -> Non
     await desk.run()
     assert await desk.said() == []
     assert await desk.is_due(0.2)
+
+
+async def test_calls_that_get_no_answer_for_long_are_told_of_until_they_do(desk: Desk) -> None:
+    words = "create Pod rl/qwen-0-0-abcde: failed calling webhook (HTTP 500)"
+    desk.cluster.failures["create", "qwen-0-0-abcde"] = Unreachable(words)
+    desk.decision = Decision(actions=(CreatePod(make_pod()),))
+    await desk.run()
+    await asyncio.sleep(LASTING_S)
+    await desk.run()
+    assert await desk.said() == [words]
+    await desk.run()
+    assert desk.observed is not None
+    assert desk.observed.rejected == words
+    del desk.cluster.failures["create", "qwen-0-0-abcde"]
+    await desk.run()
+    desk.cluster.failures["create", "qwen-0-0-abcde"] = Unreachable(words)
+    await desk.run()
+    await desk.run()
+    assert desk.observed.rejected == "", "it counts anew"
+
+
+async def test_a_status_that_is_not_taken_is_told_by_an_event(desk: Desk) -> None:
+    words = "update RolloutEngine rl/qwen/status: status.epoch: Invalid value (HTTP 422)"
+    desk.cluster.failures["status", "qwen"] = InvalidSpec(words)
+    desk.decision = Decision(fleet_status=EngineStatusWrite(RolloutEngineStatus(epoch=3)))
+    await desk.run()
+    assert await desk.said() == [words]
+
+
+async def test_somebody_elses_pod_of_that_name_is_told_of(desk: Desk) -> None:
+    theirs = make_pod(uid="p-7")
+    theirs["metadata"] |= {"ownerReferences": [], "labels": {}}
+    desk.cluster.put(PODS, "rl", theirs)
+    desk.decision = Decision(actions=(CreatePod(make_pod(uid="")),))
+    await desk.run()
+    (said,) = await desk.said()
+    assert said == "Pod rl/qwen-0-0-abcde has the name of an engine and is not the operator's: delete it"
 
 
 async def test_a_guard_that_does_not_answer_holds_nobody_up(desk: Desk) -> None:
