@@ -24,7 +24,12 @@ Version = Annotated[int, Field(ge=0, le=2**63 - 1)]
 # They go into statuses, which hold 1.5 MB in all.
 Digest = Annotated[str, Field(max_length=128)]
 Incarnation = Annotated[str, Field(max_length=128)]
+Workers = Annotated[int, Field(ge=0, le=1_000_000)]
 Path = Annotated[str, Field(max_length=4096)]
+
+
+ProbeTokens = Annotated[tuple[int, ...], Field(max_length=4096)]
+Logprobs = Annotated[tuple[float, ...], Field(max_length=4096)]
 
 
 class Gate(StrEnum):
@@ -102,13 +107,15 @@ class Operation(Answer):
 class Facts(Answer):
     """What does not change while the process lives."""
 
-    guard_version: str
-    engine: str  # "vllm" | "simulator"
-    engine_version: str
-    model: str
-    world_size: int = 1  # workers of this engine over all of TP, PP and DP
-    data_parallel_size: int = 1
-    capabilities: tuple[str, ...] = ()  # for example "source/Checkpoint", "pause/abort"
+    guard_version: Words
+    engine: Words  # "vllm" | "simulator"
+    engine_version: Words
+    model: Words
+    world_size: Workers = 1  # workers of this engine over all of TP, PP and DP
+    data_parallel_size: Workers = 1
+    capabilities: Annotated[
+        tuple[Words, ...], Field(max_length=256)
+    ] = ()  # for example "source/Checkpoint", "pause/abort"
 
 
 class Weights(Answer):
@@ -117,7 +124,7 @@ class Weights(Answer):
     state: WeightsState
     version: Version | None = None  # None until somebody has said which version they are
     digest: Digest | None = None  # "sha256:<hex>" of the version digest; None for Initial weights
-    source: str = ""  # "model" or "checkpoint:<relative path>"
+    source: Annotated[str, Field(max_length=4200)] = ""  # "model" or "checkpoint:<relative path>"
 
 
 class Staged(Answer):
@@ -150,9 +157,11 @@ class ProbeResult(Answer):
 
     epoch: int
     version: int
-    tokens: tuple[int, ...]
-    logprobs: tuple[float, ...]  # of data-parallel rank 0
-    other_ranks: tuple[tuple[float, ...], ...] = ()  # of ranks 1, 2, ... of a data-parallel engine
+    tokens: ProbeTokens
+    logprobs: Logprobs  # of data-parallel rank 0
+    other_ranks: Annotated[
+        tuple[Logprobs, ...], Field(max_length=1024)
+    ] = ()  # of ranks 1, 2, ... of a data-parallel engine
     seconds: float
 
     @property
@@ -188,7 +197,7 @@ class EngineState(Answer):
     facts: Facts
     alive: bool  # the engine core lives
     gate: Gate
-    closed_reason: str = ""  # one of refusals.ClosedReason where the gate is closed
+    closed_reason: Words = ""  # one of refusals.ClosedReason where the gate is closed
     ready: bool = False  # what /readyz says: belongs to the serving set
     armed: bool = False
     paused: bool = False

@@ -14,6 +14,8 @@ from rollfleet_protocol.commands import CheckpointRoot, CheckpointSource
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.state import FailureReason
 
+MOST_HANGING = 4  # tries that were given up, and whose file system has not answered yet
+
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; called in the event loop
 
 
@@ -31,11 +33,13 @@ class CheckpointStager:
     def __init__(self, config: EngineConfig) -> None:
         self._model = Path(config.model.path)
         self._checkpoints = None if config.checkpoints_path is None else Path(config.checkpoints_path)
+        self._threads: list[threading.Thread] = []
         self._tensors: ModelTensors | None = None  # read once: the model that runs does not change
 
     async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
         """As Stager says."""
         root = self._root(source)
+        self._require_answers()
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[StagedCheckpoint] = loop.create_future()
         cancelled = threading.Event()
@@ -59,7 +63,9 @@ class CheckpointStager:
                 loop.call_soon_threadsafe(_deliver, outcome, staged)
 
         # Not an executor: a file system that hangs must not hold up the end of the process.
-        threading.Thread(target=work, name="rollfleet-staging", daemon=True).start()
+        thread = threading.Thread(target=work, name="rollfleet-staging", daemon=True)
+        self._threads.append(thread)
+        thread.start()
         try:
             return await outcome
         except CheckpointError as error:
@@ -70,6 +76,13 @@ class CheckpointStager:
             raise
         finally:
             cancelled.set()
+
+    def _require_answers(self) -> None:
+        """Who is given up while the file system hangs can't be ended: each try more would leave a thread behind."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if len(self._threads) >= MOST_HANGING:
+            message = f"{len(self._threads)} earlier tries still wait for the file system: does its server answer?"
+            raise EngineError(FailureReason.DEADLINE_EXCEEDED, message)
 
     def _root(self, source: CheckpointSource) -> Path:
         if source.root is CheckpointRoot.MODEL:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from math import isfinite
 
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError
 from rollfleet_engine.guard.states import GuardState, Rejection
@@ -61,6 +62,8 @@ class Probing:
         error = task.exception()
         if isinstance(error, EngineError):
             return Rejection(RefusalReason.PROBE_FAILED, error.message)
+        if not all(isfinite(value) for each in task.result() for value in each):
+            return Rejection(RefusalReason.PROBE_FAILED, f"the engine answered no numbers: {task.result()}")
         return ProbeReport(
             incarnation=state.incarnation,
             epoch=self._state().epoch,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollfleet_engine.guard import checkpoints
-from rollfleet_engine.guard.checkpoints import CheckpointStager
+from rollfleet_engine.guard.checkpoints import MOST_HANGING, CheckpointStager
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.tools.tiny_model import make_simulated
 from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
@@ -96,4 +96,24 @@ async def test_cancelled_it_lets_go_of_everything(root: Path, monkeypatch: pytes
         await staging
     assert open_files() > before
     go_on.set()
+    await eventually(lambda: open_files() == before)
+
+
+async def test_a_file_system_that_hangs_is_not_asked_without_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+
+    def hang(*arguments: Any, **options: Any) -> StagedCheckpoint:
+        answers.wait(30)
+        return stage_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(checkpoints, "stage_checkpoint", hang)
+    made, before = stager(root, root), open_files()
+    for _ in range(MOST_HANGING):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(made.stage(CheckpointSource(path="step-1"), ignore), 0.01)
+    with pytest.raises(EngineError, match=f"{MOST_HANGING} earlier tries still wait"):
+        await made.stage(CheckpointSource(path="step-1"), ignore)
+    answers.set()
+    await eventually(lambda: not any(thread.is_alive() for thread in made._threads))
+    (await made.stage(CheckpointSource(path="step-1"), ignore)).close()
     await eventually(lambda: open_files() == before)

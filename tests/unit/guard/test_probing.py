@@ -99,6 +99,23 @@ async def test_what_cannot_be_probed(guarded: Guarded) -> None:
     assert await refused(guarded) is RefusalReason.ORDER_VIOLATION
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+async def test_an_answer_without_numbers_is_told_as_such(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    """JSON has no word for it: the whole report could not be read."""
+
+    async def answer(tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
+        return ((-2.0, value),)
+
+    await guarded.serve_initial()
+    monkeypatch.setattr(guarded.engine, "probe", answer)
+    with pytest.raises(RejectedError) as caught:
+        await guarded.service.probe(probe_of(guarded))
+    assert caught.value.rejection.reason is RefusalReason.PROBE_FAILED
+    assert str(value) in caught.value.rejection.message
+
+
 @pytest.fixture
 async def client(guarded: Guarded) -> AsyncIterator[httpx.AsyncClient]:
     app = ControlApp(guarded.service, MemoryVerifier(), OPERATOR, guarded.log)
