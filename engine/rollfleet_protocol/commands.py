@@ -18,7 +18,8 @@ PROBE_PATH = f"{PREFIX}/probe"
 LONGEST_PROBE_SECONDS = 60
 LOOK_PATH = f"{STATE_PATH}?look=true"  # the state at once, and no sign that the operator lives: for people who look
 
-Seconds = Annotated[float, Field(gt=0, le=86400)]
+LONGEST_SECONDS = 86400  # of a command: whoever may take longer is told again
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS)]
 Epoch = Annotated[int, Field(ge=1, le=2**62)]
 Version = Annotated[int, Field(ge=0, le=2**63 - 1)]
 ProbeTokens = Annotated[tuple[int, ...], Field(min_length=2, max_length=4096)]

@@ -19,7 +19,7 @@ from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.vanished import unfenced_text
 from rollfleet_operator.core.work import Work, back_off_until, busy
 from rollfleet_operator.core.world import Engine, Fence, World
-from rollfleet_protocol.commands import Arm, Close, PauseMode
+from rollfleet_protocol.commands import LONGEST_SECONDS, Arm, Close, PauseMode
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus
 
 MAX_HOLD_UPS = 10
@@ -198,7 +198,8 @@ def close(
 def _longest_pause_s(update: Update) -> int:
     """Seconds from closing to opening in which the phases' deadlines hold."""
     deadlines = update.weight_version.spec.deadlines
-    return deadlines.quiesce_seconds + deadlines.transfer_seconds + deadlines.verify_seconds
+    in_all = deadlines.quiesce_seconds + deadlines.transfer_seconds + deadlines.verify_seconds
+    return min(in_all, LONGEST_SECONDS)
 
 
 def arm(update: Update, engine: Engine, state: EngineState) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rollfleet_protocol.commands import LONGEST_SECONDS
+
 BACKOFF_LONGEST_S = 30
 RESEND_S = 2.0  # a command whose effect is not seen after so long is given again; commands may be repeated
 PROGRESS_S = 1.0  # between two writes that tell nothing but progress
@@ -80,8 +82,8 @@ class Deadline:
         return now >= self.ends
 
     def left_s(self, now: datetime) -> float:
-        """Seconds left, at least one: an engine is told how long it may take, and must be told something."""
-        return max(1.0, (self.ends - now).total_seconds())
+        """Seconds left, as an engine is told them: at least one, and no more than a command may say."""
+        return min(max(1.0, (self.ends - now).total_seconds()), float(LONGEST_SECONDS))
 
 
 def seconds_text(begin: datetime | None, end: datetime) -> str:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from rollfleet_operator.core.policies import Deadline, attempt_wait_s, backoff_s, retry_at, seconds_text
+from rollfleet_protocol.commands import LONGEST_SECONDS
 from tests.support.builders import NOW
 
 
@@ -63,6 +64,7 @@ def test_an_engine_is_always_given_at_least_a_second() -> None:
     deadline = Deadline.of(NOW, 60, NOW)
     assert deadline.left_s(NOW + seconds(20)) == 40
     assert deadline.left_s(NOW + seconds(90)) == 1
+    assert Deadline.of(NOW, 10**6, NOW).left_s(NOW) == LONGEST_SECONDS, "a roll of many batches; told again in time"
     assert not deadline.passed(NOW + seconds(59.9))
     assert deadline.passed(NOW + seconds(60))
 
