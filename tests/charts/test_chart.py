@@ -52,6 +52,7 @@ MATRIX: tuple[tuple[Object, ...], ...] = (
             "image": {"digest": f"sha256:{'a' * 64}", "pullPolicy": "Never"},
             "imagePullSecrets": [{"name": "registry"}],
             "hostPathVolumes": {"allowed": True},
+            "operatorName": "canary",
             "logLevel": "debug",
             "serviceAccount": {"keep": False, "annotations": {"a": "b"}},
             "metrics": {"service": {"port": 9000, "annotations": {"a": "b"}}},
@@ -120,6 +121,7 @@ def test_values_and_their_schema_name_the_same_keys() -> None:
         ({"watchNamespace": "rl"}, "watchNamespace"),
         ({"watchNamespaces": ["Not_A_Name"]}, "watchNamespaces"),
         ({"hostPathVolumes": {"allowed": "yes"}}, "hostPathVolumes/allowed"),
+        ({"operatorName": "No Label"}, "operatorName"),
         ({"replicas": 2}, "replicas"),
         ({"replicaCount": 0}, "replicaCount"),
         ({"replicaCount": "2"}, "replicaCount"),
@@ -223,11 +225,19 @@ def test_people_may_get_a_role_for_the_operators_tokens_and_nothing_else() -> No
 
 
 @pytest.mark.parametrize(
-    ("values", "namespaces", "host_path"),
-    [({}, (), False), ({"watchNamespaces": ["rl"], "hostPathVolumes": {"allowed": True}}, ("rl",), True)],
+    ("values", "namespaces", "host_path", "name"),
+    [
+        ({}, (), False, ""),
+        (
+            {"watchNamespaces": ["rl"], "hostPathVolumes": {"allowed": True}, "operatorName": "canary"},
+            ("rl",),
+            True,
+            "canary",
+        ),
+    ],
 )
 def test_the_operator_understands_its_arguments(
-    monkeypatch: pytest.MonkeyPatch, values: Object, namespaces: tuple[str, ...], host_path: bool
+    monkeypatch: pytest.MonkeyPatch, values: Object, namespaces: tuple[str, ...], host_path: bool, name: str
 ) -> None:
     container = one(render(merged(IMAGE, {"router": {"image": "r:1"}}, values)), "Deployment")["spec"]["template"][
         "spec"
@@ -244,6 +254,7 @@ def test_the_operator_understands_its_arguments(
     options = parse(container["args"])
     assert options.namespaces == namespaces
     assert options.allow_host_path == host_path
+    assert options.name == name
     assert options.router_image == "r:1"
     assert (options.lease, options.identity) == ("rollfleet-operator", "7e1c")
     assert options.listen_port == container["ports"][0]["containerPort"]
