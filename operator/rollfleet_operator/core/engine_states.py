@@ -53,6 +53,8 @@ DOING_OF = {
     Obstacle.DISAGREES: Doing.BROKEN,
     Obstacle.HELD: Doing.UNCERTAIN,
 }
+JOINING = (Doing.CATCHING_UP, Doing.WAITING_FOR_WEIGHTS)
+PATIENCE = 3  # failures of one engine under one epoch, about 7 s: after them what keeps it from joining is a fault
 UNWELL = (Doing.UNSCHEDULABLE, Doing.UNREACHABLE, Doing.UNFENCED, Doing.UNCERTAIN, Doing.BROKEN)
 
 
@@ -63,6 +65,12 @@ class EngineNote:
     engine: Engine
     doing: Doing
     text: str = ""
+
+    @property
+    def unwell(self) -> bool:
+        """Something is wrong with it: not merely on its way."""
+        failing = self.engine.guard is not None and self.engine.guard.setbacks >= PATIENCE
+        return self.doing in UNWELL or (self.doing in JOINING and failing)
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,7 @@ def summarise(notes: tuple[EngineNote, ...], old: EnginesSummary, now: datetime)
     told = [
         note for note in notes if note.doing is not Doing.SERVING and (note.doing is not Doing.UPDATING or note.text)
     ]
-    told.sort(key=lambda note: (note.doing not in UNWELL, note.engine.ordinal, note.engine.name))
+    told.sort(key=lambda note: (not note.unwell, note.engine.ordinal, note.engine.name))
     details = tuple(
         EngineDetail(
             name=note.engine.name,

@@ -10,7 +10,7 @@ from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.commit import CommitPlan
 from rollfleet_operator.core.conditions import Claim, claim, merge
 from rollfleet_operator.core.ending import UpdatePlan
-from rollfleet_operator.core.engine_states import UNWELL, Doing, EngineNote, summarise
+from rollfleet_operator.core.engine_states import JOINING, UNWELL, Doing, EngineNote, summarise
 from rollfleet_operator.core.policies import PROGRESS_S
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
@@ -216,8 +216,13 @@ def _degraded(findings: Findings) -> Claim:
         return claim("Degraded", True, Reason.APPLY_FAILED, findings.rejected)
     if findings.lost:
         return claim("Degraded", True, Reason.WEIGHTS_LOST, findings.lost)
-    unwell = [note for note in findings.notes if note.doing in UNWELL]
+    unwell = [note for note in findings.notes if note.unwell]
     if not unwell:
         return claim("Degraded", False, Reason.ALL_WELL, "no engine is broken or out of reach")
-    text = "; ".join(f"{note.engine.name} is {note.doing.value}: {note.text}".rstrip(": ") for note in unwell[:3])
+    text = "; ".join(f"{note.engine.name} is {note.doing.value}: {_words(note)}".rstrip(": ") for note in unwell[:3])
     return claim("Degraded", True, Reason.ENGINES_NOT_WELL, text)
+
+
+def _words(note: EngineNote) -> str:
+    """Its own, or that what failed is being tried again."""
+    return note.text or ("it is tried again" if note.doing in JOINING else "")

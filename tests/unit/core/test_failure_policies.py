@@ -7,11 +7,13 @@ from rollfleet_operator.api.weightversion import Phase
 from rollfleet_protocol.state import FailureReason, OperationName
 from tests.support.simulated_engine import fault
 from tests.support.simulated_updates import (
+    BROKEN,
     DEADLINES,
     ROLLBACK,
     SLACK_S,
     bump,
     condition,
+    diagnosed,
     fail_once,
     failed,
     fleet_condition,
@@ -159,6 +161,27 @@ def test_one_engine_that_holds_the_version_keeps_it_from_being_lost() -> None:
     world.run(60)
     assert world.open_versions() == [1]
     assert fleet_condition(world, "Available").reason == "Serving"
+    degraded = fleet_condition(world, "Degraded")
+    assert (degraded.status.value, degraded.reason) == ("True", "EnginesNotWell")
+    world.run(300)
+    assert fleet_condition(world, "Degraded").status.value == "True"
+    told = [event.message for event in world.events if event.reason == "EnginesNotWell"]
+    assert len([text for text in told if "is CatchingUp: CheckpointNotFound" in text]) == 1, "not with each try"
+    assert "CatchingUp" in {finding.reason for finding in diagnosed(world)}
+    world.store.faults.clear()
+    assert world.run(60, lambda: world.all_serve(1))
+    assert world.run(5, lambda: fleet_condition(world, "Degraded").reason == "AllWell")
+
+
+def test_an_engine_that_stumbles_once_on_its_way_is_no_fault_of_the_fleet() -> None:
+    world = make_world(replicas=2, version=1)
+    world.crash(world.uid_of(0))
+    world.pods[world.uid_of(0)].temper.fails[OperationName.TRANSFER] = BROKEN
+    seen: set[str] = set()
+    while not world.all_serve(1) or world.time < 10:
+        world.step()
+        seen.add(fleet_condition(world, "Degraded").message)
+    assert not [text for text in seen if "CatchingUp" in text]
 
 
 def test_a_new_fleet_has_lost_nothing() -> None:
