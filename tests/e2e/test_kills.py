@@ -17,8 +17,8 @@ from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
-from tests.e2e.phases import PHASES, reached
-from tests.support.victims import IN_THE_WAY, VICTIMS
+from tests.e2e.phases import PHASES, watching
+from tests.support.victims import IN_THE_WAY, VICTIMS, fresh_operator
 
 REPLICAS = 4
 MAIN = {
@@ -60,10 +60,11 @@ async def test_whoever_is_killed_the_update_ends(
     paths = [folder.name for folder in folders(environment.simulated().models)]
     version = await _committed(serving) + 1
     plan = Plan(await serving.url(), SERVED_NAME, tuple(known[0]), clients=3, pace_s=0.05)
-    async with Load(plan) as load:
+    async with Load(plan) as load, watching(serving) as update:
+        shoot = await VICTIMS[victim](serving)
         await serving.bump(version, paths[version % len(paths)])
-        killed_in = await reached(serving, version, phase)
-        await VICTIMS[victim](serving)
+        killed_in = await update.reached(version, phase)
+        await shoot()
         ended = await serving.active(version, timeout_s=180)
         await serving.serving(REPLICAS, timeout_s=120)
         await load.until(version, 60)
@@ -75,3 +76,5 @@ async def test_whoever_is_killed_the_update_ends(
         assert dict(checks.bad_refusals(load.samples)) == {}
     pods = [pod["metadata"]["name"] for pod in await serving.pods()]
     assert checks.overlapping_versions(await serving.gate_changes(pods)) == []
+    if victim == "operator":
+        await fresh_operator()

@@ -13,7 +13,7 @@ from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
-from tests.e2e.phases import PHASES, reached
+from tests.e2e.phases import PHASES, watching
 
 REPLICAS = 4
 
@@ -33,12 +33,12 @@ async def test_an_update_survives_the_death_of_its_operator(environment: Environ
     await fleet.serving(REPLICAS)
     killed_in: dict[str, str] = {}
     plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=4)
-    async with Load(plan) as load:
+    async with Load(plan) as load, watching(fleet) as update:
         for number, phase in enumerate(PHASES):
             version = number + 1
             # Checkpoints repeat; versions do not.
             await fleet.bump(version, paths[version % len(paths)])
-            killed_in[phase] = await reached(fleet, version, phase)
+            killed_in[phase] = await update.reached(version, phase)
             await _kill_operator()
             await fleet.active(version, timeout_s=180)
             await fleet.serving(REPLICAS, timeout_s=60)
@@ -74,8 +74,9 @@ async def test_c22_objects_go_away_at_once(environment: Environment, fleet: Flee
     kind = environment.simulated(slow=True)
     await fleet.create(kind, 2)
     await fleet.serving(2)
-    await fleet.bump(1, folders(kind.models)[1].name)
-    await reached(fleet, 1, "Preparing")
+    async with watching(fleet) as update:
+        await fleet.bump(1, folders(kind.models)[1].name)
+        await update.reached(1, "Preparing")
     name = fleet.weight_version if what == "weightversion" else fleet.name
     await kubectl("delete", what, name, "-n", fleet.namespace, timeout_s=20)
     if what == "weightversion":

@@ -55,6 +55,7 @@ async def _operator_memory() -> int:
 
 async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], str]) -> tuple[int, str]:
     """One update, or two where the first is superseded: the newest version asked for, and how it ended."""
+    shoot = await VICTIMS[fault](fleet) if fault in VICTIMS else None
     if fault == "missing checkpoint":
         await fleet.bump(version, MISSING, deadlines={"prepareSeconds": 2})
     else:
@@ -62,8 +63,8 @@ async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], 
     if fault == "superseded":
         version += 1
         await fleet.bump(version, path_of(version))
-    if fault in VICTIMS:
-        await VICTIMS[fault](fleet)
+    if shoot is not None:
+        await shoot()
     document = await fleet.finished(version, timeout_s=180)
     return version, str(document["status"]["phase"])
 

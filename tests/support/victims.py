@@ -18,7 +18,9 @@ SANDBOX = "pause"  # holds a pod's network; a crash of the container leaves it
 API_TIMEOUT_S = 60.0
 OPERATOR = "app.kubernetes.io/name=rollfleet"
 
-Kill = Callable[[Fleet], Awaitable[None]]
+# Who is to die is found beforehand, so that the shot falls in the phase that was waited for.
+Shot = Callable[[], Awaitable[None]]
+Aim = Callable[[Fleet], Awaitable[Shot]]
 
 
 def processes_of(pod_uid: str) -> list[int]:
@@ -50,29 +52,41 @@ async def _pods(namespace: str, selector: str) -> list[str]:
     return [pod["metadata"]["uid"] for pod in document["items"]]
 
 
-async def operator(_: Fleet) -> None:
+def _at(pids: list[int]) -> Shot:
+    async def shoot() -> None:
+        _kill(pids)
+
+    return shoot
+
+
+async def operator(_: Fleet) -> Shot:
     """The kubelet restarts it."""
-    _kill([pid for uid in await _pods(SYSTEM_NAMESPACE, OPERATOR) for pid in processes_of(uid)])
+    return _at([pid for uid in await _pods(SYSTEM_NAMESPACE, OPERATOR) for pid in processes_of(uid)])
 
 
-async def engine(fleet: Fleet) -> None:
+async def fresh_operator() -> None:
+    """A new pod in the operator's place: the kubelet lets a container that was killed wait longer each time."""
+    await kubectl("delete", "pods", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR, "--wait=true")
+    await kubectl("wait", "pods", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR, "--for=condition=Ready", "--timeout=50s")
+
+
+async def engine(fleet: Fleet) -> Shot:
     """The first engine; the kubelet restarts its container, with the weights of model.path."""
     first = (await fleet.pods())[0]["metadata"]["uid"]
-    _kill(processes_of(first))
+    return _at(processes_of(first))
 
 
-async def router(fleet: Fleet) -> None:
+async def router(fleet: Fleet) -> Shot:
     """The fleet's only router."""
     uids = await _pods(fleet.namespace, f"rollfleet.io/fleet={fleet.name},rollfleet.io/component=router")
-    _kill([pid for uid in uids for pid in processes_of(uid)])
+    return _at([pid for uid in uids for pid in processes_of(uid)])
 
 
-async def _component(name: str) -> None:
+async def _component(name: str) -> list[int]:
     command = (sys.executable, "-m", "devcluster", "status", "-o", "json")
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), API_TIMEOUT_S)
-    pids = [each["pid"] for each in json.loads(out)["components"] if each["name"] == name and each["pid"]]
-    _kill(pids)
+    return [each["pid"] for each in json.loads(out)["components"] if each["name"] == name and each["pid"]]
 
 
 async def _answers(path: str) -> None:
@@ -87,21 +101,31 @@ async def _answers(path: str) -> None:
                 return
 
 
-async def api_server(_: Fleet) -> None:
+async def api_server(_: Fleet) -> Shot:
     """It is started again at once; until it answers nobody can read or write anything."""
-    await _component("kube-apiserver")
-    await _answers("/readyz")
+    pids = await _component("kube-apiserver")
+
+    async def shoot() -> None:
+        _kill(pids)
+        await _answers("/readyz")
+
+    return shoot
 
 
-async def kubelet(fleet: Fleet) -> None:
+async def kubelet(fleet: Fleet) -> Shot:
     """Containers go on without it; it is started again at once, and knows its pods a few seconds later."""
     names = [pod["metadata"]["name"] for pod in await fleet.pods()]
-    await _component("kubelet")
-    for name in names:
-        await _answers(f"/api/v1/namespaces/{fleet.namespace}/pods/{name}/log?container=engine&tailLines=1")
+    pids = await _component("kubelet")
+
+    async def shoot() -> None:
+        _kill(pids)
+        for name in names:
+            await _answers(f"/api/v1/namespaces/{fleet.namespace}/pods/{name}/log?container=engine&tailLines=1")
+
+    return shoot
 
 
-VICTIMS: dict[str, Kill] = {
+VICTIMS: dict[str, Aim] = {
     "operator": operator,
     "engine": engine,
     "router": router,
