@@ -101,7 +101,7 @@ async def demo(environment: Environment, *, keep: bool) -> int:
     plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]))
     async with Load(plan) as load:
         lines = await _updates(fleet, environment, load)
-    problems = checks.wrong_answers(load.samples, known)
+    problems = checks.wrong_answers(load.samples, known) + checks.stale_answers(load.samples)
     problems += [f"{count} x {what}" for what, count in checks.bad_refusals(load.samples).items()]
     problems += checks.overlapping_versions(await fleet.gate_changes(pods))
     _report(load, problems, lines)

@@ -1,6 +1,6 @@
 """What must hold of a load over updates: pure functions of the samples, the guards' logs and the known outputs."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +41,19 @@ def wrong_answers(samples: Iterable[Sample], known: KnownOutputs) -> list[str]:
         elif len(got) != sample.asked:
             reason = f"finish_reason {sample.finish_reason!r}"
             problems.append(f"version {sample.version}: {len(got)} of {sample.asked} tokens, with {reason}")
+    return problems
+
+
+def stale_answers(samples: Iterable[Sample]) -> list[str]:
+    """Requests begun after a newer version had answered, and answered by an older one."""
+    answered = [sample for sample in samples if sample.status == 200 and sample.version is not None]
+    ends = deque(sorted(answered, key=lambda sample: sample.ended))
+    newest, problems = -1, []
+    for sample in sorted(answered, key=lambda sample: sample.started):
+        while ends and ends[0].ended < sample.started:
+            newest = max(newest, ends.popleft().version or 0)
+        if (sample.version or 0) < newest:
+            problems.append(f"version {sample.version} answered {sample.prompt!r} after {newest} had answered")
     return problems
 
 

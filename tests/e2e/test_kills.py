@@ -72,6 +72,7 @@ async def test_whoever_is_killed_the_update_ends(
     print(f"{victim} killed in {killed_in}: Active, paused {ended['status']['pausedSeconds']} s, {seconds}")
     by_version = {each: known[each % len(paths)] for each in (version - 1, version)}
     assert checks.wrong_answers(load.samples, by_version) == []
+    assert checks.stale_answers(load.samples) == []
     if victim not in IN_THE_WAY:
         assert dict(checks.bad_refusals(load.samples)) == {}
     pods = [pod["metadata"]["name"] for pod in await serving.pods()]

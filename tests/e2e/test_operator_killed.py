@@ -45,6 +45,7 @@ async def test_an_update_survives_the_death_of_its_operator(environment: Environ
     print(f"killed in: {json.dumps(killed_in)}")
     by_version = {version: known[version % len(paths)] for version in range(len(PHASES) + 1)}
     assert checks.wrong_answers(load.samples, by_version) == []
+    assert checks.stale_answers(load.samples) == []
     assert dict(checks.bad_refusals(load.samples)) == {}
     assert (
         checks.overlapping_versions(await fleet.gate_changes([p["metadata"]["name"] for p in await fleet.pods()])) == []

@@ -17,7 +17,7 @@ from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
-from tests.support.victims import IN_THE_WAY, OPERATOR, VICTIMS, processes_of
+from tests.support.victims import OPERATOR, VICTIMS, fresh_router, processes_of
 
 REPLICAS = 16
 UPDATES = 500
@@ -66,6 +66,8 @@ async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], 
     if shoot is not None:
         await shoot()
     document = await fleet.finished(version, timeout_s=180)
+    if fault == "router":
+        await fresh_router(fleet)
     return version, str(document["status"]["phase"])
 
 
@@ -83,22 +85,24 @@ async def test_soak(environment: Environment, fleet: Fleet) -> None:
     await fleet.serving(REPLICAS)
     dice, tally = random.Random(SEED), Tally(Counter(), Counter(), [])
     plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=2, pace_s=0.1, sentinel_pause_s=0.1)
-    version, disturbed = 0, False
+    version = 0
     async with Load(plan) as load:
         for number in range(UPDATES):
             (fault,) = dice.choices(list(FAULTS), weights=list(FAULTS.values()))
             version, outcome = await _one(fleet, version + 1, fault, path_of)
             tally.outcomes[outcome] += 1
             tally.faults[fault] += 1
-            disturbed = disturbed or fault in IN_THE_WAY
             assert (outcome == "Failed") is (fault == "missing checkpoint"), f"update {number}, {fault}: {outcome}"
-            if number >= WARM_UP and number % 20 == 0:
-                tally.operator_bytes.append(await _operator_memory())
-                print(f"{number} updates: {dict(tally.outcomes)}, operator {tally.operator_bytes[-1] >> 20} MiB")
+            if number % 20 == 0:
+                resident = await _operator_memory()
+                print(f"{number} updates: {dict(tally.outcomes)}, operator {resident / 2**20:.1f} MiB", flush=True)
+                if number >= WARM_UP:
+                    tally.operator_bytes.append(resident)
         engine = await fleet.serving(REPLICAS, timeout_s=120)
     print(f"{UPDATES} updates, {dict(tally.faults)}: {dict(tally.outcomes)}, {len(load.samples)} requests")
     by_version = {each: known[each % len(paths)] for each in range(version + 1)}
     assert checks.wrong_answers(load.samples, by_version) == []
+    assert checks.stale_answers(load.samples) == []
     weight_version = await get("weightversion", fleet.weight_version, fleet.namespace)
     assert weight_version["status"]["phase"] in ("Active", "Failed")
     assert engine["status"]["committed"]["version"] <= version

@@ -44,6 +44,7 @@ async def test_versions_change_under_load(environment: Environment, fleet: Fleet
             committed[version] = datetime.fromisoformat(engine["status"]["committed"]["time"]).timestamp()
             await _enough(load, version)
     assert checks.wrong_answers(load.samples, known) == []
+    assert checks.stale_answers(load.samples) == []
     assert dict(checks.bad_refusals(load.samples)) == {}
     changes = await fleet.gate_changes([pod["metadata"]["name"] for pod in pods])
     assert {change.version for change in changes if change.opened} == {0, *VERSIONS}
@@ -82,6 +83,7 @@ async def test_c01_a_replaced_engine_never_serves_another_version(
         await fleet.serving(replicas)
         await asyncio.wait_for(_enough(load, 3), 60)
     assert checks.wrong_answers(load.samples, known) == []
+    assert checks.stale_answers(load.samples) == []
     assert {sample.version for sample in load.samples if sample.status == 200} == {3}
     newcomers = [pod["metadata"]["name"] for pod in await fleet.pods() if pod["metadata"]["uid"] not in before]
     assert len(newcomers) == 1

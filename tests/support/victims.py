@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from examples.demo.environment import ROOT, SYSTEM_NAMESPACE
 from examples.demo.fleet import Fleet
@@ -66,19 +67,39 @@ async def operator(_: Fleet) -> Shot:
 
 async def fresh_operator() -> None:
     """A new pod in the operator's place: the kubelet lets a container that was killed wait longer each time."""
-    await kubectl("delete", "pods", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR, "--wait=true")
-    await kubectl("wait", "pods", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR, "--for=condition=Ready", "--timeout=50s")
+    await _fresh(SYSTEM_NAMESPACE, OPERATOR)
+
+
+async def fresh_router(fleet: Fleet) -> None:
+    """A new pod in the router's place, for the same reason."""
+    await _fresh(fleet.namespace, _router_of(fleet))
+
+
+async def _fresh(namespace: str, selector: str) -> None:
+    which = ("pods", "-n", namespace, "-l", selector)
+    await kubectl("delete", *which, "--wait=true")
+    await kubectl("wait", *which, "--for=create", "--timeout=20s")
+    await kubectl("wait", *which, "--for=condition=Ready", "--timeout=50s")
 
 
 async def engine(fleet: Fleet) -> Shot:
-    """The first engine; the kubelet restarts its container, with the weights of model.path."""
-    first = (await fleet.pods())[0]["metadata"]["uid"]
-    return _at(processes_of(first))
+    """The engine with the fewest restarts; the kubelet restarts its container, with the weights of model.path."""
+    running = {pod["metadata"]["uid"]: _restarts(pod) for pod in await fleet.pods()}
+    alive = (uid for uid in sorted(running, key=lambda uid: running[uid]) if processes_of(uid))
+    return _at(processes_of(next(alive)))
+
+
+def _restarts(pod: dict[str, Any]) -> int:
+    return sum(each["restartCount"] for each in pod["status"].get("containerStatuses") or ())
+
+
+def _router_of(fleet: Fleet) -> str:
+    return f"rollfleet.io/fleet={fleet.name},rollfleet.io/component=router"
 
 
 async def router(fleet: Fleet) -> Shot:
     """The fleet's only router."""
-    uids = await _pods(fleet.namespace, f"rollfleet.io/fleet={fleet.name},rollfleet.io/component=router")
+    uids = await _pods(fleet.namespace, _router_of(fleet))
     return _at([pid for uid in uids for pid in processes_of(uid)])
 
 

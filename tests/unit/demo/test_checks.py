@@ -7,6 +7,7 @@ from examples.demo.checks import (
     bad_refusals,
     first_answer_s,
     overlapping_versions,
+    stale_answers,
     wrong_answers,
 )
 from examples.demo.load import Sample, completed
@@ -18,8 +19,8 @@ def sample(
     version: int | None, tokens: tuple[int, ...], finish: str = "length", status: int = 200, **more: object
 ) -> Sample:
     asked = 4 if finish == "abort" else len(tokens) or 1
-    fields = {"asked": asked, "version": version, "tokens": tokens, "finish_reason": finish} | more
-    return Sample(prompt="p", started=1.0, ended=2.0, status=status, **fields)  # type: ignore[arg-type]
+    fields = {"started": 1.0, "ended": 2.0, "asked": asked, "version": version, "tokens": tokens} | more
+    return Sample(prompt="p", status=status, finish_reason=finish, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,14 @@ def test_only_503_with_retry_after_may_be_refused() -> None:
         sample(None, (), status=0, error="reset"),
     ]
     assert sum(bad_refusals(bad).values()) == 3
+
+
+def test_an_older_version_is_stale_once_a_newer_one_had_answered_before_the_request_began() -> None:
+    newer = sample(1, (5,), started=3.0, ended=4.0)
+    in_flight, stale = sample(0, (1,), started=3.9, ended=9.0), sample(0, (1,), started=4.1, ended=4.2)
+    refused = sample(None, (), status=503, started=5.0, ended=5.1)
+    assert stale_answers([in_flight, newer, refused]) == []
+    assert len(stale_answers([stale, in_flight, newer])) == 1
 
 
 def test_overlap_of_versions_is_found_in_opening_and_in_admission() -> None:
