@@ -1,6 +1,8 @@
 """A bound on calls in all and on those of one fleet, where those who wait are served fleet by fleet in turn.
 
-So a fleet with a thousand engines that answer nothing holds up its own calls, not those of a fleet with two.
+So a fleet with a thousand engines that answer nothing holds up its own calls, not those of a fleet with two. Nobody
+takes more than what is left for others: each further fleet that hangs leaves half of it, so several of them together do
+not hold up a small one either.
 """
 
 import asyncio
@@ -49,7 +51,8 @@ class FairSlots:
     def _serve(self) -> None:
         """Give free slots to keys in turn; one that holds its share is passed over."""
         while self._free:
-            key = next((key for key in self._waiting if self._held.get(key, 0) < self._per_key), None)
+            share = min(self._per_key, self._free)
+            key = next((key for key in self._waiting if self._held.get(key, 0) < share), None)
             if key is None:
                 return
             turns = self._waiting.pop(key)

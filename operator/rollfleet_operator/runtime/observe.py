@@ -9,7 +9,7 @@ from rollfleet_operator.api.meta import LABEL_ENGINE
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.certificates import Certificates
-from rollfleet_operator.clients.errors import InvalidSpec, NotFound, Unreachable
+from rollfleet_operator.clients.errors import Busy, InvalidSpec, NotFound, Rejected, Unreachable
 from rollfleet_operator.core.objects.common import owner_reference
 from rollfleet_operator.core.observed import Observed, PodView, Settings
 from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
@@ -69,7 +69,7 @@ class Observer:
             fleet, listing = await asyncio.gather(
                 self._fleet(namespace, name), self._cluster.list(WEIGHT_VERSIONS, namespace)
             )
-        except Unreachable:
+        except (Unreachable, Busy):
             self._uptime.lost(key)
             raise
         self._uptime.seen(key)
@@ -84,7 +84,7 @@ class Observer:
         if read.fleet is None:
             raise NotFound(f"RolloutEngine {key}")
         ca_bundle = await self._certificates.ensure(fleet)
-        await asyncio.gather(*(self._look_at(fleet, view) for view in self._records.pods.doubtful(key)))
+        looks = await asyncio.gather(*(self._look_at(fleet, view) for view in self._records.pods.doubtful(key)))
         pods = self._records.pods.pods(key, fleet.metadata.uid)
         terminated = self._records.pods.terminated(member.uid for member in fleet.status.members)
         gone = vanished(fleet, (pod.uid for pod in pods), terminated)
@@ -103,39 +103,53 @@ class Observer:
             settings=replace(self._settings, up_since=self._uptime.since, away=self._uptime.away(key)),
             children=dict(self._records.children.hashes(key)),
             terminated=terminated,
-            rejected=self._records.rejected.get(key, ""),
+            rejected=self._records.rejected.get(key, "") or next((words for words in looks if words), ""),
         )
         observed = replace(observed, nodes=await self._nodes.look(suspect_nodes(observed)))
         return Seen(observed, read.fleet, read.weight_versions)
 
-    async def _look_at(self, fleet: RolloutEngine, view: PodView) -> None:
-        """A pod that may be gone, or has lost our labels or its owner: forget it, or give it back what it lost."""
-        namespace, name = fleet.metadata.namespace, fleet.metadata.name
+    async def _look_at(self, fleet: RolloutEngine, view: PodView) -> str:
+        """A pod that may be gone, or has lost our labels or its owner: forget it, or give it back what it lost.
+
+        Words of the API server where it does not take that: the engine is led all the same, and so are the others.
+        """
+        namespace = fleet.metadata.namespace
         try:
             pod = await self._cluster.get(PODS, namespace, view.name)
         except NotFound:
             self._records.pods.remove(view.uid)
-            return
+            return ""
         if pod["metadata"]["uid"] != view.uid:
             self._records.pods.remove(view.uid)
-            return
-        labels, orphaned = pod["metadata"].get("labels") or {}, controller_of(pod) is None
-        wanted = our_labels(name) | ({LABEL_ENGINE: str(view.ordinal)} if view.ordinal >= 0 else {})
-        if orphaned or any(labels.get(label) != value for label, value in wanted.items()):
-            metadata: Manifest = {"uid": view.uid, "labels": wanted}
-            if orphaned:
-                others = pod["metadata"].get("ownerReferences") or []
-                metadata["resourceVersion"] = pod["metadata"]["resourceVersion"]  # a list is written as a whole
-                metadata["ownerReferences"] = [*others, owner_reference(fleet)]
-            patch = {"metadata": metadata}
-            pod = await self._cluster.merge_patch(PODS, namespace, view.name, patch)
+            return ""
+        patch, words = _what_it_lost(fleet, view, pod), ""
+        if patch:
+            try:
+                pod = await self._cluster.merge_patch(PODS, namespace, view.name, patch)
+            except Rejected as error:
+                words = str(error)
         self._records.pods.upsert(pod)
+        return words
 
     async def _fleet(self, namespace: str, name: str) -> Manifest | None:
         try:
             return await self._cluster.get(ROLLOUT_ENGINES, namespace, name)
         except NotFound:
             return None
+
+
+def _what_it_lost(fleet: RolloutEngine, view: PodView, pod: Manifest) -> Manifest | None:
+    """The patch that makes the pod ours again; None where it is."""
+    labels, orphaned = pod["metadata"].get("labels") or {}, controller_of(pod) is None
+    wanted = our_labels(fleet.metadata.name) | ({LABEL_ENGINE: str(view.ordinal)} if view.ordinal >= 0 else {})
+    if not orphaned and all(labels.get(label) == value for label, value in wanted.items()):
+        return None
+    metadata: Manifest = {"uid": view.uid, "labels": wanted}
+    if orphaned:
+        others = pod["metadata"].get("ownerReferences") or []
+        metadata["resourceVersion"] = pod["metadata"]["resourceVersion"]  # a list is written as a whole
+        metadata["ownerReferences"] = [*others, owner_reference(fleet)]
+    return {"metadata": metadata}
 
 
 def parse_fleet(manifest: Manifest) -> RolloutEngine:

@@ -58,9 +58,20 @@ async def test_when_all_slots_are_taken_fleets_get_them_in_turn() -> None:
     tasks += calls.start("second", 100, 1.0)
     small = calls.start("small", 2, 1.0)
     await asyncio.gather(*small)
-    assert asyncio.get_running_loop().time() == pytest.approx(3.0), "a slot in each round, whatever waits before it"
+    assert asyncio.get_running_loop().time() == pytest.approx(2.0), "a slot in each round, whatever waits before it"
     await asyncio.gather(*tasks)
     assert calls.most_in_all == 4
+
+
+async def test_some_large_fleets_that_hang_delay_a_small_one_not_at_all() -> None:
+    calls = Calls(total=256, per_key=64)
+    hanging = [task for number in range(6) for task in calls.start(f"large-{number}", 1000, 10.0)]
+    await settle()
+    await asyncio.gather(*calls.start("small", 2, 0.01))
+    assert asyncio.get_running_loop().time() == pytest.approx(0.01)
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
 
 
 async def test_ten_large_fleets_that_hang_delay_a_small_one_by_one_call_at_most() -> None:

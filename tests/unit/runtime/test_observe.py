@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from rollfleet_operator.clients.errors import Busy, Denied, Unreachable
 from rollfleet_operator.core.accept import judge_weight_version
-from rollfleet_operator.ports import PODS, SERVICES, WEIGHT_VERSIONS
+from rollfleet_operator.ports import PODS, SERVICES, WEIGHT_VERSIONS, Listing
 from tests.support.desk import KEY, NOW, SERVICE, SETTINGS, Desk, make_version
 from tests.support.pods import make_pod
 
@@ -42,6 +43,39 @@ async def test_a_pod_that_lost_its_owner_is_adopted_again(desk: Desk, known: boo
     assert desk.observed is not None
     assert [pod.uid for pod in desk.observed.pods] == ["p-1"]
     assert desk.records.pods.doubtful(KEY) == ()
+
+
+async def test_a_pod_that_may_not_be_labelled_again_holds_up_nobody(desk: Desk) -> None:
+    desk.records.pods.upsert(make_pod(revision=1))
+    desk.records.pods.upsert(make_pod(uid="p-2", name="qwen-1-0-b"))
+    bare = make_pod()
+    bare["metadata"]["labels"] = {"app": "theirs"}
+    desk.cluster.put(PODS, "rl", bare)
+    words = "patch Pod rl/qwen-0-0-abcde: admission webhook denied the request (HTTP 403)"
+    desk.cluster.failures["patch", "qwen-0-0-abcde"] = Denied(words)
+    desk.records.pods.doubt("p-1")
+    for _ in range(2):
+        await desk.run()
+        assert desk.observed is not None
+        assert [pod.uid for pod in desk.observed.pods] == ["p-1", "p-2"]
+        assert desk.observed.rejected == words
+    del desk.cluster.failures["patch", "qwen-0-0-abcde"]
+    await desk.run()
+    assert desk.observed.rejected == ""
+
+
+@pytest.mark.parametrize("error", [Unreachable("no answer"), Busy("too many requests")])
+async def test_reads_that_fail_cost_no_deadline(desk: Desk, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> Listing:
+        raise error
+
+    await desk.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(desk.cluster, "list", fail)
+        await desk.run()
+    await desk.run()
+    assert desk.observed is not None
+    assert desk.observed.settings.away == ((NOW, NOW),)
 
 
 @pytest.mark.parametrize("successor", [None, "p-2"])
