@@ -73,7 +73,8 @@ def has_reached(view: FleetView, wanted: int, *, exactly: bool = False) -> bool:
     if update.is_current and update.phase == "Failed" and not update.retry_pending:
         why = view.last_failure or f"version {update.version}: {update.message or 'see `rollfleet status`'}"
         raise UpdateFailedError(f"{place}: the update failed: {why}")
-    return update.is_current and update.phase == "Active"
+    lost = bool(update.message)  # its condition Active is False: nobody knows what the fleet served (CommitUnknown)
+    return update.is_current and update.phase == "Active" and not lost
 
 
 def _was_reached(view: FleetView, update: UpdateView, wanted: int) -> bool:

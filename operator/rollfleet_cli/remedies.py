@@ -223,8 +223,9 @@ UNAVAILABLE = {  # the fleet answers nobody
         "put its folder back as it was, or ask for a checkpoint that is there: `rollfleet bump --checkpoint PATH`",
     ),
     "CommitUnknown": Remedy(
-        "the fleet's status was lost, and no open engine tells the version",
-        "ask for the checkpoint that shall be served: `rollfleet bump --checkpoint PATH`",
+        "the fleet's status was lost, and no open engine tells the version, or one that may be open does not answer",
+        "mend or fence whoever its words name; else ask for the checkpoint that shall be served: "
+        "`rollfleet bump --checkpoint PATH`",
     ),
     "ProbesDisagree": Remedy(
         "engines differ already at version 0, and no majority agrees",
@@ -246,7 +247,10 @@ ENGINES = {  # one engine
         "its pod is gone or being deleted, and nobody said that its containers ended",
         "as its words say; docs/troubleshooting.md has the cases under Engines that vanished",
     ),
-    "Uncertain": Remedy("its weights were touched and not verified", "nothing: it is restored by itself"),
+    "Uncertain": Remedy(
+        "its weights were touched and not verified",
+        "nothing: it is restored by itself, unless its words say that an update holds it",
+    ),
 }
 
 JOINING = {  # one engine that comes up and says what keeps it

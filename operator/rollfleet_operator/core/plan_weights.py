@@ -70,7 +70,8 @@ def plan_weights(  # noqa: PLR0911 - one answer per case
     if _counts(update):
         return _step(update)
     if _was_active_before_the_loss(update, first=first):
-        return UpdatePlan(update.record, update.status, update.record.epoch)
+        text = "the fleet's record is lost, and nobody can tell what it served: its own conditions say how to decide"
+        return UpdatePlan(update.record, update.status, update.record.epoch, Reason.COMMIT_UNKNOWN, text)
     return _wait_or_begin(update, first=first)
 
 

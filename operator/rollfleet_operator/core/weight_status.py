@@ -152,10 +152,10 @@ def _keep_or_fail(kept: bool, kind: str) -> Claim:
 
 def _active(subject: Subject, record: WeightVersionStatus) -> Claim:
     phase, plan = record.phase, subject.update
-    if phase is Phase.ACTIVE:
-        return claim("Active", True, Reason.ACTIVE)
     if plan is not None and plan.reason:
         return Claim("Active", False, plan.reason, plan.message)
+    if phase is Phase.ACTIVE:
+        return claim("Active", True, Reason.ACTIVE)
     old = find(record.conditions, "Active")
     if phase is Phase.FAILED and old is not None:
         return Claim("Active", False, old.reason, old.message)

@@ -100,6 +100,13 @@ REACHED = [
     ("active at the version", make_version(2, phase=Phase.ACTIVE), True),
     ("active at a higher one", make_version(3, phase=Phase.ACTIVE), True),
     ("active at a lower one", make_version(1, phase=Phase.ACTIVE), False),
+    (
+        "active, and the fleet's record is lost",
+        make_version(
+            2, phase=Phase.ACTIVE, conditions=(make_condition("Active", holds=False, message="nobody can tell"),)
+        ),
+        False,
+    ),
     ("under way", make_version(2, phase=Phase.VERIFYING), False),
     ("committed but not open", make_version(2, phase=Phase.OPENING), False),
     ("a lower one failed", make_version(1, phase=Phase.FAILED), False),

@@ -221,3 +221,27 @@ def test_a_higher_weight_version_decides_where_nobody_knows() -> None:
     assert world.fleet.status.committed is None
     world.apply_weight_version(make_weight_version(2))
     assert world.run(60, lambda: world.all_serve(2) and world.ended(2))
+
+
+def test_a_version_of_which_nobody_knows_whether_it_is_served_is_not_called_active() -> None:
+    world = World(make_fleet())
+    world.apply_weight_version(make_weight_version(1))
+    assert world.run(60, lambda: world.all_serve(1) and world.ended(1))
+    lose_record(world)
+    for uid in list(world.pods):
+        world.crash(uid)
+    world.restart_operator()
+    world.run(60)
+    assert world.open_versions() == []
+    active = find(world.status().conditions, "Active")
+    assert active is not None
+    assert (active.status, active.reason) == ("False", "CommitUnknown")
+    assert world.status().phase is Phase.ACTIVE, "what it was"
+    writes = world.weight_version_writes
+    world.run(300)
+    assert world.weight_version_writes == writes
+    world.apply_weight_version(make_weight_version(2))
+    assert world.run(60, lambda: world.all_serve(2) and world.ended(2))
+    active = find(world.status().conditions, "Active")
+    assert active is not None
+    assert active.status == "True"
