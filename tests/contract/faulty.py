@@ -11,6 +11,7 @@ from tests.contract.models import Models
 from tests.contract.process import ENGINE_ARGS, EngineProcess, Kind, Site, launcher, until
 
 PLAN = "faults.json"
+SIMULATED = Kind("simulator", {"ROLLFLEET_ENGINE": "simulator", "ROLLFLEET_SIMULATOR_TOKEN_MS": "1.5"})
 
 
 def simulator_with(plan: Path, config: EngineConfig) -> list[str]:

@@ -13,13 +13,10 @@ import pytest
 
 from rollfleet_protocol.refusals import Refusal, RefusalReason
 from tests.contract.client import LONG_ANSWER, Client, Operator
-from tests.contract.conftest import MS_PER_TOKEN, SIMULATOR
-from tests.contract.faulty import FaultyEngine
+from tests.contract.faulty import SIMULATED, FaultyEngine
 from tests.contract.models import SimulatedModels
-from tests.contract.process import Kind, Site, until
+from tests.contract.process import Site, until
 from tests.support.issuer import CertificateAuthority
-
-KIND = Kind(SIMULATOR, {"ROLLFLEET_ENGINE": SIMULATOR, "ROLLFLEET_SIMULATOR_TOKEN_MS": MS_PER_TOKEN})
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +28,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SimulatedModels:
 @pytest.fixture(scope="module")
 def proxied(site: Site, small: SimulatedModels) -> Iterator[FaultyEngine]:
     """An engine behind a proxy."""
-    engine = FaultyEngine(KIND, site, "proxied", small, proxied=True)
+    engine = FaultyEngine(SIMULATED, site, "proxied", small, proxied=True)
     yield engine
     engine.process.stop()
 
@@ -107,7 +104,7 @@ def test_a_guard_with_a_certificate_of_somebody_else_is_not_spoken_to(
 ):
     other = tmp_path / "ca.crt"
     other.write_bytes(CertificateAuthority("somebody else").pem)
-    engine = FaultyEngine(KIND, site, "distrusted", small, proxied=True, options=("--engine-ca", str(other)))
+    engine = FaultyEngine(SIMULATED, site, "distrusted", small, proxied=True, options=("--engine-ca", str(other)))
     operator = Operator(engine.process, site)
     try:
         answer = operator.request("GET", "/rollfleet/v1/state")
@@ -119,14 +116,14 @@ def test_a_guard_with_a_certificate_of_somebody_else_is_not_spoken_to(
 
 
 def test_it_ends_with_its_engine(site: Site, small: SimulatedModels):
-    engine = FaultyEngine(KIND, site, "ending", small, proxied=True)
+    engine = FaultyEngine(SIMULATED, site, "ending", small, proxied=True)
     launcher, *_ = engine.process.descendants()
     os.kill(launcher, signal.SIGKILL)
     assert engine.process.wait(20) == 128 + signal.SIGKILL
 
 
 def test_sigterm_is_the_engine_s(site: Site, small: SimulatedModels):
-    engine = FaultyEngine(KIND, site, "stopped", small, proxied=True)
+    engine = FaultyEngine(SIMULATED, site, "stopped", small, proxied=True)
     engine.plan({"call": "livez", "fault": "hang", "at": [1]})
     with pytest.raises(httpx.TimeoutException):
         httpx.get(f"{engine.process.serving_url}/livez", timeout=0.5)

@@ -117,6 +117,24 @@ def test_delay(faulty: FaultyEngine, control: Operator, user: Client, models: Mo
     assert time.monotonic() - began > DELAY_S
 
 
+def test_an_order_that_comes_after_a_newer_one_is_refused(faulty: FaultyEngine, control: Operator):
+    epoch, _ = to_transfer(control)
+    faulty.plan({"call": "cancel", "fault": "delay", "at": [1], "seconds": DELAY_S})
+    late = {"incarnation": control.state().incarnation, "epoch": epoch}
+    with pytest.raises(httpx.TimeoutException):
+        control.request("POST", "/rollfleet/v1/cancel", json=late, timeout=DELAY_S / 4)
+    control.close(epoch + 1, 2)
+
+    def outcomes() -> list[object]:
+        lines = [line for line in faulty.process.guard_log() if line["event"] == "control"]
+        return [line["outcome"] for line in lines if (line["command"], line["epoch"]) == ("cancel", epoch)]
+
+    until(outcomes, 10, "it has come")
+    assert outcomes() == ["StaleEpoch"]
+    assert control.state().gate is Gate.CLOSED
+    control.do("cancel", epoch + 1)
+
+
 def test_cut_after_executing(faulty: FaultyEngine, control: Operator, user: Client, models: Models):
     epoch, digest = to_transfer(control)
     faulty.plan({"call": "transfer", "fault": "cut", "at": [1]}, {"call": "inference", "fault": "cut", "at": [1]})

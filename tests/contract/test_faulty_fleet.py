@@ -7,10 +7,10 @@ import pytest
 
 from rollfleet_engine.faults.plan import DRAWN
 from rollfleet_protocol.state import Gate, WeightsState
+from tests.contract.faulty import SIMULATED
 from tests.contract.faulty_fleet import Fleet, Load, Member, Outcome
 from tests.contract.models import SimulatedModels
 from tests.contract.process import Site
-from tests.contract.test_fault_proxy import KIND
 
 SEEDS = (1, 2)
 UPDATES = 3  # of each seed
@@ -21,7 +21,7 @@ WORSE = 3.0  # the usual mix, so much more often: few updates, many faults
 def fleet(site: Site, tmp_path) -> Iterator[tuple[Fleet, SimulatedModels]]:
     """Three engines that serve version 1."""
     models = SimulatedModels(tmp_path)
-    fleet = Fleet([Member(f"member-{tmp_path.name}-{number}", KIND, site, models) for number in range(3)])
+    fleet = Fleet([Member(f"member-{tmp_path.name}-{number}", SIMULATED, site, models) for number in range(3)])
     assert fleet.update(1, "step-1", models.digest(1)) is Outcome.ACTIVE
     yield fleet, models
     fleet.stop()

@@ -32,7 +32,7 @@ def copy_checkpoint(source: Path, target: Path, own: frozenset[str]) -> None:
             continue
         copy = target / path.name
         if path.name in own:
-            shutil.copy2(path, copy)
+            shutil.copyfile(path, copy)  # not its mode: it is to be written to
         else:
             _link(path, copy)
 

@@ -99,8 +99,9 @@ class FaultyApp:
             case FaultType.BAD_GATEWAY:
                 await BAD_GATEWAY(send)
             case FaultType.DELAY:
+                late = await self._held_back(receive)
                 await asyncio.sleep(rule.duration_s)
-                await self._pass(call, None, scope, receive, send)
+                await self._pass(call, None, scope, late, send)
             case FaultType.CUT:
                 await self._pass(call, None, scope, receive, _cutting(send))
             case FaultType.CORRUPT | FaultType.SKIP:
@@ -114,6 +115,18 @@ class FaultyApp:
             case FaultType.RESTART:
                 await self._hands.restart()
                 await send(dict(_UNFINISHED))
+
+    async def _held_back(self, receive: Receive) -> Receive:
+        """An order arrives though its sender has given up meanwhile. A client's request does not."""
+        if self._port is Port.SERVING:
+            return receive
+        body = await _whole_body(receive)
+        return receive if body is None else _replaying(body, _silence)
+
+
+async def _silence() -> Message:
+    """Nothing more is heard of the sender."""
+    return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
 
 def _cutting(send: Send) -> Send:

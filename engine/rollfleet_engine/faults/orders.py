@@ -7,6 +7,7 @@ nobody else knows, when the order to transfer passes.
 import json
 import os
 import shutil
+import threading
 import uuid
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Orders:
         self._model = Path(config.model.path)
         self._checkpoints = None if config.checkpoints_path is None else Path(config.checkpoints_path)
         self._log = log
+        self._one = threading.Lock()  # an order whose sender gave up may still be copying when it comes again
         self._asked: tuple[Any, ...] | None = None  # the order that got the copy: repeated, it gets the same
         self._source = ""  # path of the original
         self._copy: Path | None = None
@@ -64,6 +66,10 @@ class Orders:
 
     def rewrite(self, call: Call, body: bytes, plan: Plan, strike: Strike | None) -> bytes:
         """The order as the guard is to get it. Blocks: for a thread."""
+        with self._one:
+            return self._rewrite(call, body, plan, strike)
+
+    def _rewrite(self, call: Call, body: bytes, plan: Plan, strike: Strike | None) -> bytes:
         try:
             if call is Call.PREPARE:
                 return self._prepare(json.loads(body), body, plan, strike)

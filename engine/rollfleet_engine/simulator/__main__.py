@@ -42,7 +42,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """The arguments that have an effect here; the launcher has checked all of them as vLLM's."""
     # Apart and without abbreviations: the launcher lets --fault through, which vLLM takes for --fault-tolerance-config.
     own = argparse.ArgumentParser(prog="rollfleet_engine.simulator", add_help=False, allow_abbrev=False)
-    own.add_argument(COUNTS_OPTION, default="{}", help=argparse.SUPPRESS)
+    own.add_argument(COUNTS_OPTION, type=json.loads, default={}, help=argparse.SUPPRESS)
     add_options(own)
     parser = argparse.ArgumentParser(prog="rollfleet_engine.simulator")
     parser.add_argument("--model", type=Path, required=True)

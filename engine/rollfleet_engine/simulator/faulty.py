@@ -101,4 +101,4 @@ def faults_of(arguments: argparse.Namespace, config: EngineConfig, core: CorePro
     """None where no faults are asked for. Raises PlanError."""
     orders = Orders(config, fault_log(config))
     read = reader_of(arguments, orders)
-    return None if read is None else Faults(config, read, orders, json.loads(arguments.fault_counts), core)
+    return None if read is None else Faults(config, read, orders, arguments.fault_counts, core)

@@ -27,10 +27,13 @@ class Served:
         plan = Plan(rules=tuple(Rule.model_validate(rule) for rule in rules))
         self.hands = MemoryHands()
         self.asked: list[str] = []
+        self.bodies: list[bytes | None] = []  # None: it was told that the client has gone
+        self.gone = False  # the client, soon after it has asked
         self.app = FaultyApp(self._answer, port, Injector(plan, log), self.hands, Orders(make_config(), log))
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         self.asked.append(scope["path"])
+        self.bodies.append((await receive()).get("body"))
         body = scope.get("body", b"pieces")
         headers = [(b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -40,8 +43,11 @@ class Served:
     async def ask(self, path: str, method: str = "POST", **scope: Any) -> tuple[int, bytes, bool, int]:
         """Status, body, whether it came to its end, and the length that was promised."""
         sent: list[dict[str, Any]] = []
+        began = asyncio.get_running_loop().time()
 
         async def receive() -> dict[str, Any]:
+            if self.gone and asyncio.get_running_loop().time() > began + 1:
+                return {"type": "http.disconnect"}
             return {"type": "http.request", "body": b"{}", "more_body": False}
 
         async def send(message: Any) -> None:
@@ -91,6 +97,20 @@ async def test_a_delayed_call_is_executed() -> None:
     began = asyncio.get_running_loop().time()
     assert (await served.ask(f"{PREFIX}/open"))[:3] == (200, b"pieces", True)
     assert asyncio.get_running_loop().time() - began == pytest.approx(30, abs=0.5)
+
+
+async def test_a_delayed_order_arrives_though_its_sender_gave_up() -> None:
+    served = Served({"call": "open", "fault": "delay", "at": [1], "seconds": 30})
+    served.gone = True
+    assert (await served.ask(f"{PREFIX}/open"))[0] == 200
+    assert served.bodies == [b"{}"]
+
+
+async def test_a_delayed_request_of_a_client_that_went_away_is_none() -> None:
+    served = Served({"call": "inference", "fault": "delay", "at": [1], "seconds": 30}, port=Port.SERVING)
+    served.gone = True
+    await served.ask("/v1/completions")
+    assert served.bodies == [None]
 
 
 @pytest.mark.parametrize(("body", "got"), [(b"pieces", b"piec"), (b"", b"")])

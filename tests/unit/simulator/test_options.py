@@ -30,5 +30,5 @@ def test_no_beginning_that_stands_for_an_option_of_vllm_means_one_of_faults(opti
         (spelling,) = spellings([word], known)
         if spelling.exact:
             found = parse([*NEEDED, f"{word}=7"])
-            assert (found.faults, found.fault_seed, found.fault_counts) == (None, None, "{}")
+            assert (found.faults, found.fault_seed, found.fault_counts) == (None, None, {})
     assert not any(spelling.exact for spelling in spellings([option], known))
