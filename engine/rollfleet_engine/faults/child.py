@@ -111,9 +111,11 @@ def members(session: int) -> list[int]:
 def _is_of(entry: Path, session: int) -> bool:
     try:
         state, *fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        # The first thread of a process that is killed ends before the others, which still hold its ports.
+        ended = state == "Z" and len(list((entry / "task").iterdir())) <= 1
     except OSError:  # it has ended meanwhile
         return False
-    return state != "Z" and int(fields[_SESSION_FIELD - 1]) == session
+    return not ended and int(fields[_SESSION_FIELD - 1]) == session
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:
