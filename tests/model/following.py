@@ -36,6 +36,10 @@ class Transport:
         """Polls are modelled apart, see `Following`."""
         raise AssertionError(f"nobody polls {endpoint.pod} from {after}")
 
+    async def look(self, endpoint: Endpoint) -> EngineState:
+        """Nor does anybody only look."""
+        raise AssertionError(f"nobody looks at {endpoint.pod}")
+
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
         """On its way."""
         return await Way()

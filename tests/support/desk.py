@@ -58,8 +58,14 @@ class SilentGuards:
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
+        self.looks = 0
 
     async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def look(self, endpoint: Endpoint) -> EngineState:
+        self.looks += 1
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 

@@ -101,7 +101,7 @@ class Recorder:
         return {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": {"name": event.name[: NAME_LENGTH - len(suffix)] + suffix, "namespace": namespace},
+            "metadata": {"name": event.name[: NAME_LENGTH - len(suffix)].rstrip("-.") + suffix, "namespace": namespace},
             "eventTime": self._clock().strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
             "reportingController": CONTROLLER,
             "reportingInstance": self._instance[:128],

@@ -24,6 +24,7 @@ BACKOFF_MAX_S = 5.0
 # Answers of one guard that are taken at once, and how fast more are allowed. An update makes some fifteen; a guard that
 # always has news, or never any answer, must cost neither the loop nor the API server more than this.
 MAX_ANSWERS, ANSWERS_PER_S = 30.0, 4.0
+LOOK_EVERY_S = 2.0  # where a look is all there is
 MAX_REFUSALS = 8
 MAX_RETIRED = 64  # incarnations of one pod that are remembered
 UNKNOWN = GuardView(state=None, reachable=False, last_contact=None)
@@ -53,6 +54,10 @@ class Guards(Protocol):
 
     async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
         """Long poll."""
+        ...
+
+    async def look(self, endpoint: Endpoint) -> EngineState:
+        """The state at once, and no word of the operator."""
         ...
 
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
@@ -100,6 +105,7 @@ class Follower:
         self._hurry = asyncio.Event()
         self.heard = asyncio.Event()  # set once the guard answered or could not be reached
         self._failures = 0
+        self._silent = False
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -118,6 +124,14 @@ class Follower:
             if state is not None and state.sequence == after and time.monotonic() - asked < BACKOFF_MIN_S:
                 await self._back_off()  # a guard that does not wait must not be asked in a tight loop
             after = state.sequence if state else None
+            if self._silent:
+                await self._rest(LOOK_EVERY_S)
+
+    def be_silent(self, silent: bool) -> None:
+        """Whether to look only: whoever can't act must not seem to live, or a closed guard waits for it for ever."""
+        if silent is not self._silent:
+            self._silent = silent
+            self.hurry()
 
     def hurry(self) -> None:
         """Ask again now: the pod changed, or a command found the guard away."""
@@ -224,7 +238,8 @@ class Follower:
     async def _poll(self, after: int | None) -> EngineState | None:
         """One long poll; None where somebody was in a hurry."""
         self._hurry.clear()
-        poll = asyncio.ensure_future(self._guards.state(self.endpoint, after))
+        question = self._guards.look(self.endpoint) if self._silent else self._guards.state(self.endpoint, after)
+        poll = asyncio.ensure_future(question)
         hurried = asyncio.ensure_future(self._hurry.wait())
         try:
             await asyncio.wait((poll, hurried), return_when=asyncio.FIRST_COMPLETED)
@@ -241,11 +256,13 @@ class Follower:
     async def _back_off(self) -> None:
         self._failures += 1
         ceiling = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures - 1, 10))
-        try:
-            async with asyncio.timeout(ceiling * random.uniform(0.5, 1.0)):  # noqa: S311 - jitter
+        await self._rest(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+    async def _rest(self, seconds: float) -> None:
+        """So long, unless somebody is in a hurry."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
                 await self._hurry.wait()
-        except TimeoutError:
-            return
 
     def _retire(self, incarnation: str) -> None:
         self._retired[incarnation] = None
@@ -288,6 +305,11 @@ class Followers:
         """The fleet's record has come to this epoch, and so may its guards."""
         for follower, _ in self._followers.get(key, {}).values():
             follower.vouch(epoch)
+
+    def be_silent(self, key: str, silent: bool) -> None:
+        """Whether the guards of this fleet are only looked at."""
+        for follower, _ in self._followers.get(key, {}).values():
+            follower.be_silent(silent)
 
     def views(self, key: str) -> dict[str, GuardView]:
         """What is known, by pod uid."""

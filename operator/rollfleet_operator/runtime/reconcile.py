@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 PASS_S = 60.0  # of one pass; every call in it has a shorter deadline
 MAX_REJECTED = 900  # characters that a condition tells
+IDLE_S = 20.0  # of passes that do nothing, after which guards hear no more of us
 LASTING_S = 30.0  # after which people are told of calls that get no answer, though the API server reads and writes
 MAX_LOGGED = 50  # actions of one decision
 Plan = Callable[[Observed, datetime], Decision]
@@ -58,6 +59,8 @@ class Reconciler:
         self._clock = clock
         self._name = name
         self._failing: dict[str, float] = {}  # since when (time of the loop) calls of this fleet are not answered
+        self._acted: set[str] = set()  # in the pass that runs
+        self._idle_since: dict[str, float] = {}  # since when passes end before they have acted
 
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
@@ -71,6 +74,7 @@ class Reconciler:
         try:
             async with asyncio.timeout(PASS_S):
                 wake = await self._pass(key)
+            self._acted.add(key)
             queue.done(key)
             queue.wake(key, wake)
         except Conflict as error:
@@ -91,6 +95,22 @@ class Reconciler:
             logger.exception("pass crashed", extra={"fields": {"key": key, "retryInSeconds": round(delay, 1)}})
         finally:
             self._meter.reconcile(outcome, time.monotonic() - started)
+            self._speak_or_be_silent(key)
+
+    def _speak_or_be_silent(self, key: str) -> None:
+        """An operator whose passes fail before they act (no right to write, a webhook, a bug) is none to the guards.
+
+        Those that it closed and has not armed then reopen by themselves, as if its process were gone.
+        """
+        if key in self._acted:
+            self._acted.discard(key)
+            self._idle_since.pop(key, None)
+            self._records.followers.be_silent(key, False)
+            return
+        now = asyncio.get_running_loop().time()
+        idle_s = now - self._idle_since.setdefault(key, now)
+        if idle_s >= IDLE_S:
+            self._records.followers.be_silent(key, True)
 
     async def _pass(self, key: str) -> float | None:
         """Seconds until the next look, if the decision names a time."""
@@ -106,6 +126,7 @@ class Reconciler:
         fleet = parse_fleet(read.fleet)
         self._records.fleets.put(fleet)
         if fleet.metadata.deletion_timestamp is not None:  # the garbage collector takes the children
+            self._records.followers.forget(key)  # nobody leads its engines: what is closed, and not armed, reopens
             return None
         return await self._decide(key, fleet, read)
 
@@ -120,9 +141,11 @@ class Reconciler:
         _log(key, seen, decision)
         try:
             errors = await self._applier.apply(key, seen, decision)
-        except Rejected as error:  # the status itself is not taken: nothing but an Event can tell
-            self._applier.report(fleet.metadata, [error])
+        except RollfleetError as error:  # the status itself is not taken: nothing but an Event can tell
+            told = [error] if isinstance(error, Rejected) else self._lasting(key, [error])
+            self._applier.report(fleet.metadata, told)
             raise
+        self._acted.add(key)
         if errors:
             self._fail(key, fleet, errors)
         self._failing.pop(key, None)
@@ -148,7 +171,7 @@ class Reconciler:
 
     def _lasting(self, key: str, errors: list[RollfleetError]) -> list[RollfleetError]:
         """What may pass by itself, and has not for too long to keep quiet about: a webhook that is down, for one."""
-        found: list[RollfleetError] = [error for error in errors if isinstance(error, Unreachable | Busy)]
+        found: list[RollfleetError] = [error for error in errors if isinstance(error, Unreachable | Busy | Conflict)]
         if not found:
             self._failing.pop(key, None)
             return []

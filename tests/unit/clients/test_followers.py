@@ -7,7 +7,12 @@ from datetime import UTC, datetime
 import pytest
 
 from rollfleet_operator.clients.errors import Denied, Disowned, Refused, StaleAttempt, Unreachable
-from rollfleet_operator.clients.followers import ANSWERS_PER_S, MAX_ANSWERS, MAX_REFUSALS, Follower, Followers
+from rollfleet_operator.clients.followers import (
+    LOOK_EVERY_S,
+    MAX_REFUSALS,
+    Follower,
+    Followers,
+)
 from rollfleet_operator.clients.guards import Endpoint
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.observed import GuardView
@@ -34,9 +39,14 @@ class ScriptedGuards:
         self.answers: asyncio.Queue[Answer] = asyncio.Queue()
         self.asked: list[int | None] = []
         self.commands: list[Command] = []
+        self.looks = 0
 
     async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
         self.asked.append(after)
+        return given(await self.polls.get())
+
+    async def look(self, endpoint: Endpoint) -> EngineState:
+        self.looks += 1
         return given(await self.polls.get())
 
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
@@ -237,6 +247,21 @@ async def test_a_guard_that_obeys_another_operator_is_told_from_one_that_is_away
     assert told == [(False, True), (False, False), (False, True), (True, False)]
 
 
+async def test_whoever_cannot_act_only_looks_until_it_can_again(watched: Watched) -> None:
+    await watched.hear(make_state(1))
+    watched.follower.be_silent(True)
+    await settle()
+    for sequence in (2, 3):
+        await watched.hear(make_state(sequence))
+        await asyncio.sleep(LOOK_EVERY_S + 0.1)
+        await settle()
+    assert watched.view.state == make_state(3)
+    assert (watched.guards.asked, watched.guards.looks) == ([None, 1], 3)
+    watched.follower.be_silent(False)
+    await settle()
+    assert watched.guards.asked[2:] == [None]
+
+
 async def test_an_epoch_is_vouched_for_by_the_record_or_by_the_first_word(watched: Watched) -> None:
     await watched.hear(make_state(1, epoch=7))  # a lost record: nobody knows better
     assert watched.view.vouched == 7
@@ -255,44 +280,6 @@ async def test_a_first_word_does_not_vouch_for_what_comes_after_it(watched: Watc
     await watched.hear(make_state(1, epoch=2**60))
     await watched.hear(later)
     assert watched.view.vouched == 4
-
-
-class NeverQuiet:
-    """A guard that has news, or another error, whenever it is asked, and at once."""
-
-    def __init__(self, *, broken: bool = False) -> None:
-        self.asked = 0
-        self.commanded = 0
-        self._broken = broken
-
-    async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
-        self.asked += 1
-        return self._answer(self.asked)
-
-    async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
-        self.commanded += 1
-        return self._answer(self.commanded)
-
-    def _answer(self, number: int) -> EngineState:
-        if self._broken:
-            raise Unreachable(f"failure number {number}")
-        return make_state(number, f"i-{number}")
-
-
-@pytest.mark.parametrize("broken", [False, True])
-async def test_a_guard_that_is_never_quiet_is_heard_at_a_bounded_rate(broken: bool) -> None:
-    guards, seconds = NeverQuiet(broken=broken), 100.0
-    followers = Followers(guards, lambda key: _answer_news(), lambda: NOW)
-
-    def _answer_news() -> None:  # as a pass does that has a command for it each time
-        followers.give(KEY, "a", arm(epoch=guards.asked + guards.commanded + 1))
-
-    followers.ensure(KEY, FLEET, [pod_view(make_pod(uid="a", name="qwen-a", podIP="198.18.64.1"))])
-    await asyncio.sleep(seconds)
-    most = MAX_ANSWERS + seconds * ANSWERS_PER_S + 1
-    assert guards.asked <= most
-    assert 1 <= guards.commanded <= most
-    await followers.close()
 
 
 class Fleet:
