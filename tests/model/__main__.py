@@ -28,6 +28,7 @@ def live_many(seeds: range) -> tuple[list[Report], list[tuple[int, str]]]:
             reports.append(live(seed))
         except BrokenPromise as error:
             broken.append((seed, str(error)))
+            print(f"seed {seed}: {error}", flush=True)
     return reports, broken
 
 
@@ -42,8 +43,6 @@ def _search(first: int, count: int, processes: int) -> tuple[list[Report], list[
             more, bad = done.result()
             reports += more
             broken += bad
-            for seed, text in bad:
-                print(f"seed {seed}: {text}", flush=True)
     return reports, broken
 
 
@@ -64,9 +63,11 @@ def main() -> int:
     took = time.monotonic() - began
     faults: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     for report in reports:
         faults.update(report.counts)
         outcomes.update(report.outcomes)
+        seen.update(report.seen)
     total, minutes = sum(faults.values()), took / 60
     print(f"{given.schedules} schedules in {took:.0f} s: {given.schedules / minutes:.0f} schedules and ", end="")
     print(f"{total / minutes:.0f} faults a minute; {sum(report.simulated_s for report in reports) / 3600:.1f} h lived,")
@@ -74,6 +75,9 @@ def main() -> int:
     print(f"{sum(report.passes for report in reports)} passes, {sum(report.commits for report in reports)} commits;")
     print(f"updates: {dict(outcomes)}")
     print(f"faults: {dict(faults.most_common())}")
+    print("reached:")
+    for what, count in sorted(seen.items()):
+        print(f"  {count:8}  {what}")
     for seed, text in sorted(broken):
         print(f"\nBROKEN seed {seed}: {text}\n  again: python -m tests.model --seed {seed} --schedules 1")
     print(f"{len(broken)} broken")

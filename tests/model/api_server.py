@@ -27,6 +27,7 @@ class Read:
     fleet: RolloutEngine
     fleet_version: int
     weight_versions: dict[str, tuple[WeightVersion, int]]
+    present: bool = True  # else the fleet is what it was when it was deleted
 
 
 PodWatch = Callable[[str, PodView | None], None]
@@ -41,8 +42,10 @@ class ApiServer:
         self.down_until = -1.0
         self.fleet = fleet
         self.fleet_version = 1
+        self.fleet_present = True
         self.weight_versions: dict[str, tuple[WeightVersion, int]] = {}
         self.pods: dict[str, PodView] = {}
+        self.owners: dict[str, str] = {}  # pod uid -> uid of the RolloutEngine
         self.writes = 0
         self._revision = 0  # never used twice, also not for another object of the same name
         self.counts: dict[str, int] = {}
@@ -61,7 +64,7 @@ class ApiServer:
     def read(self) -> Read:
         """The fleet and its WeightVersions, from quorum."""
         self.demand_up()
-        return Read(self.fleet, self.fleet_version, dict(self.weight_versions))
+        return Read(self.fleet, self.fleet_version, dict(self.weight_versions), self.fleet_present)
 
     def demand_up(self) -> None:
         """Raise where it is not."""
@@ -89,6 +92,8 @@ class ApiServer:
     def replace_fleet_status(self, version: int, status: RolloutEngineStatus) -> None:
         """With the resourceVersion that was read."""
         self._before()
+        if not self.fleet_present:
+            raise NotFound("the RolloutEngine is gone")
         if version != self.fleet_version:
             raise Conflict("the RolloutEngine was changed since")
         before = self.fleet.status
@@ -116,6 +121,17 @@ class ApiServer:
         """Whoever writes it."""
         self.fleet, self.fleet_version = fleet, self.fleet_version + 1
         self._tell()
+
+    def remove_fleet(self) -> None:
+        """Deleted; what it owns is collected by and by."""
+        self.fleet_present = False
+        self.fleet_version += 1
+        self._tell()
+
+    def make_fleet_again(self, fleet: RolloutEngine) -> None:
+        """Another one of the same name."""
+        self.fleet_present = True
+        self.put_fleet(fleet)
 
     def put_weight_version(self, weight_version: WeightVersion) -> None:
         """Whoever writes it."""
@@ -152,6 +168,12 @@ class ApiServer:
     def _tell_pod(self, uid: str) -> None:
         for watch in self.pod_watches:
             watch(uid, self.pods.get(uid))
+
+    def write_lease(self, act: Callable[[], None]) -> None:
+        """Over a connection of its own, through the same weather. No write of the fleet's."""
+        self._before()
+        act()
+        self._after()
 
     def write_pod(self, act: Callable[[], None]) -> None:
         """A create, delete or patch by an operator."""

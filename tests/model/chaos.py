@@ -4,28 +4,21 @@ from collections.abc import Callable
 
 from rollfleet_operator.api.meta import ObjectMeta
 from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import (
-    Deadlines,
-    FailureType,
-    OnFailure,
-    Rolling,
-    Strategy,
-    StrategyType,
-    WeightVersion,
-)
+from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.accept import in_charge
+from rollfleet_operator.core.ending import UNDER_WAY
 from rollfleet_protocol.state import FailureReason, OperationName
 from tests.model.api_server import ApiServer
+from tests.model.asks import PLAIN, Ask, ask_of
 from tests.model.clock import Clock
 from tests.model.network import Cut, Network
 from tests.model.nodes import Host, Nodes
 from tests.model.operators import Operator
 from tests.model.promises import Auditor
 from tests.model.schedule import STEPS, Happening
-from tests.support.builders import WEIGHT_VERSION, make_weight_version
+from tests.support.builders import FLEET_UID, WEIGHT_VERSION, make_weight_version
 from tests.support.simulated_engine import fault
 
-DEADLINES = Deadlines(prepare_seconds=30, quiesce_seconds=20, transfer_seconds=20, verify_seconds=10)
 REASONS = {
     OperationName.PREPARE: FailureReason.CHECKPOINT_INVALID,
     OperationName.CLOSE: FailureReason.PAUSE_FAILED,
@@ -33,15 +26,6 @@ REASONS = {
     OperationName.VERIFY: FailureReason.CACHE_RESET_FAILED,
     OperationName.REOPEN: FailureReason.PAUSE_FAILED,
 }
-ATOMIC = Strategy()
-RETRY = OnFailure()
-ON_FAILURE = (
-    RETRY,
-    RETRY,
-    OnFailure(type=FailureType.RETRY, max_attempts=1),
-    OnFailure(type=FailureType.ROLLBACK),
-    OnFailure(type=FailureType.HOLD),
-)
 HALF_WRITTEN = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
 
 
@@ -62,6 +46,7 @@ class Chaos:
         self._operators = operators
         self._auditor = auditor
         self._created = 0
+        self._fleets = 0
 
     def strike(self, blow: Happening) -> None:
         """Let it happen."""
@@ -83,41 +68,52 @@ class Chaos:
         present = tuple(weight_version for weight_version, _ in self._api.weight_versions.values())
         return in_charge(present, self._auditor.book.committed)
 
-    def ask(self, version: int, path: str = "", on_failure: OnFailure = RETRY, strategy: Strategy = ATOMIC) -> None:
+    def ask(self, version: int, path: str = "", ask: Ask = PLAIN, *, same_name: bool = False) -> None:
         """kubectl apply: raise the version, or create the object."""
         self.newest = max(self.newest, version)
-        spec: dict[str, object] = {"path": path or None, "deadlines": DEADLINES, "on_failure": on_failure}
-        spec["strategy"] = strategy
-        wanted = make_weight_version(version, **spec)
         known = self.charge
+        spec: dict[str, object] = {"path": path or None, **ask.fields()}
         if known is None:
             self._created += 1
-            name, uid = f"{WEIGHT_VERSION}-{self._created}", f"wv-uid-{self._created}"
-            wanted = make_weight_version(version, name=name, uid=uid, created=self._clock.now(), **spec)
+            name = WEIGHT_VERSION if same_name else f"{WEIGHT_VERSION}-{self._created}"
+            uid = f"wv-uid-{self._created}"
+            wanted = make_weight_version(version, name=name, uid=uid, created=self._clock.second(), **spec)
         else:
             if version <= known.spec.version:
                 return  # the API server's rule
             meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
+            wanted = make_weight_version(version, **spec)
             wanted = wanted.model_copy(update={"status": known.status, "metadata": meta})
+        self._put(wanted)
+
+    def _saw_in_update(self, what: str) -> None:
+        charge = self.charge
+        if charge is not None and charge.status.phase in UNDER_WAY:
+            self._auditor.saw(f"{what} in mid-update")
+
+    def _put(self, wanted: WeightVersion) -> None:
+        self._auditor.asked(wanted)
         self._api.put_weight_version(wanted)
         self.on_asked()
+
+    def _ask_of(self, blow: Happening, *, rolls: bool = False) -> Ask:
+        return ask_of(blow.luck, self._api.fleet.spec.replicas, rolls=rolls)
 
     def bump(self, blow: Happening) -> None:
         """A higher version; every third time to a step that was used before, as a rollback by hand is."""
         version = self.newest + 1
         path = f"step-{max(1, version - 2)}" if blow.who % 3 == 2 and version > 2 else ""
-        self.ask(version, path, ON_FAILURE[blow.who % len(ON_FAILURE)])
+        self.ask(version, path, self._ask_of(blow))
 
     def roll(self, blow: Happening) -> None:
         """A higher version, batch by batch."""
-        rolling = Strategy(type=StrategyType.ROLLING, rolling=Rolling(max_unavailable=1 + blow.who % 2))
-        self.ask(self.newest + 1, "", ON_FAILURE[blow.who % len(ON_FAILURE)], rolling)
+        self.ask(self.newest + 1, "", self._ask_of(blow, rolls=True))
 
     def bump_to_broken(self, blow: Happening) -> None:
         """Half-written, and whole after a while."""
         version = self.newest + 1
         self._break(f"step-{version}", blow.seconds)
-        self.ask(version, "", ON_FAILURE[blow.who % len(ON_FAILURE)])
+        self.ask(version, "", self._ask_of(blow))
 
     def retry(self, blow: Happening) -> None:
         """rollfleet retry."""
@@ -125,19 +121,22 @@ class Chaos:
         if known is not None:
             spec = known.spec.model_copy(update={"retry_request": f"{self._clock.time:g}"})
             meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
-            self._api.put_weight_version(known.model_copy(update={"spec": spec, "metadata": meta}))
-            self.on_asked()
+            self._put(known.model_copy(update={"spec": spec, "metadata": meta}))
 
     def delete_version(self, blow: Happening) -> None:
         """In mid-update or not."""
         known = self.charge
         if known is not None:
+            self._saw_in_update("version: deleted")
+            self._auditor.deleted(known)
             self._api.remove_weight_version(known.metadata.name)
 
     def create_version_again(self, blow: Happening) -> None:
-        """Another object, at a lower, the same or a higher version than before."""
+        """Another object, at a lower, the same or a higher version than before, of another step, or of another name."""
         self.delete_version(blow)
-        self.ask(max(1, self.newest + (blow.who % 3) - 1))
+        version = max(1, self.newest + (blow.who % 3) - 1)
+        path = f"step-{version + 1}" if blow.luck % 2 else ""
+        self.ask(version, path, self._ask_of(blow), same_name=blow.luck % 3 > 0)
 
     def scale(self, blow: Happening) -> None:
         """Up or down, to none as well."""
@@ -163,6 +162,24 @@ class Chaos:
         """The object was restored without its status."""
         self._auditor.status_lost()
         self._api.put_fleet(self._api.fleet.model_copy(update={"status": RolloutEngineStatus()}))
+
+    def delete_fleet(self, blow: Happening) -> None:
+        """And make it again, soon or a while later: another uid, and nothing is known of the one before."""
+        if self._api.fleet_present:
+            self._saw_in_update("fleet: made again")
+            self._auditor.fleet_made("")
+            self._api.remove_fleet()
+            self._clock.later(blow.seconds / 10, self._make_fleet_again)
+
+    def _make_fleet_again(self) -> None:
+        self._fleets += 1
+        uid = f"{FLEET_UID}-{self._fleets}"
+        made = {"uid": uid, "generation": 1, "creation_timestamp": self._clock.second()}
+        old = self._api.fleet
+        fresh = {"metadata": old.metadata.model_copy(update=made), "status": RolloutEngineStatus()}
+        self._auditor.fleet_made(uid)
+        self._api.make_fleet_again(old.model_copy(update=fresh))
+        self.on_asked()
 
     # checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -214,25 +231,51 @@ class Chaos:
     def collect_garbage(self, blow: Happening) -> None:
         """All pods of a node that is cut off lose their objects: they run on, and nobody has a record but the fleet."""
         node = self._nodes.nodes[blow.who % len(self._nodes.nodes)]
-        self._nodes.lose(node, blow.seconds, cut=True)
+        self._nodes.lose(node, 2 * blow.seconds, cut=True)
+        node.forgotten = bool(blow.luck % 2)  # its Node object was deleted, or its pods were by force
         for host in list(self._nodes.hosts.values()):
             if host.node is node:
                 self._api.remove_pod(host.uid)
+
+    def garbage_fails(self, blow: Happening) -> None:
+        """The collector writes Failed into the pods of a deleted Node whose containers run on, and is then held up."""
+        node = self._nodes.nodes[blow.who % len(self._nodes.nodes)]
+        self._nodes.lose(node, blow.seconds, cut=True)
+        for host in list(self._nodes.hosts.values()):
+            if host.node is node:
+                self._api.change_pod(host.uid, phase="Failed")
+
+    def collect_unnoticed(self, blow: Happening) -> None:
+        """As above, while nobody judges nodes: it stays Ready, whatever its kubelet says."""
+        self._nodes.unjudged_until = self._clock.time + 2 * blow.seconds
+        self.collect_garbage(blow)
+
+    def volume_away(self, blow: Happening) -> None:
+        """A volume that all engines of a template need: those that run go on, and none can start."""
+        for template in {host.template for host in self._nodes.hosts.values()}:
+            self._nodes.away[template] = self._clock.time + blow.seconds
+        if blow.luck % 2:
+            for host in list(self._nodes.hosts.values()):
+                self._nodes.crash(host)
 
     def power_off(self, blow: Happening) -> None:
         """A whole node."""
         self._nodes.power_off(self._nodes.nodes[blow.who % len(self._nodes.nodes)], blow.seconds)
 
+    def _struck(self, blow: Happening) -> list[Host]:
+        """One engine, or all: then it is nobody's own fault."""
+        host = self._host(blow)
+        return list(self._nodes.hosts.values()) if blow.luck % 2 else [host] if host is not None else []
+
     def fail_step(self, blow: Happening) -> None:
-        """Its next operation of a kind fails."""
-        host, step = self._host(blow), STEPS[int(blow.seconds) % len(STEPS)]
-        if host is not None:
+        """The next operation of a kind fails."""
+        step = STEPS[int(blow.seconds) % len(STEPS)]
+        for host in self._struck(blow):
             host.damage.fails[step] = fault(REASONS[step], "boom")
 
     def wrong_digest(self, blow: Happening) -> None:
-        """Its next transfer brings other bytes."""
-        host = self._host(blow)
-        if host is not None:
+        """The next transfer brings other bytes."""
+        for host in self._struck(blow):
             host.damage.wrong_digest = True
 
     def damage_silently(self, blow: Happening) -> None:
@@ -251,7 +294,7 @@ class Chaos:
         """A client's."""
         host = self._host(blow)
         if host is not None:
-            self._auditor.begin_long(host, blow.seconds)
+            self._auditor.begin(host, blow.seconds, streams=bool(blow.luck % 2), pinned=blow.luck % 5 == 4)
 
     # network, nodes, API server, operators --------------------------------------------------------------------------
 
@@ -308,6 +351,14 @@ class Chaos:
         for operator in self._operators:
             operator.account_uid = f"operator-{self._clock.time:g}"
             operator.kill(min(blow.seconds, 8.0))
+
+    def freeze_operator(self, blow: Happening) -> None:
+        """Its process stands still, now or when it is about to act, and goes on with what it was about to do."""
+        operator = self._operator(blow)
+        if blow.luck % 2:
+            operator.freezes_s = blow.seconds
+        else:
+            operator.frozen_until = self._clock.time + blow.seconds
 
     def deafen_operator(self, blow: Happening) -> None:
         """Its watch of pods stalls."""

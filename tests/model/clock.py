@@ -20,6 +20,10 @@ class Clock:
         """As operators see it."""
         return NOW + timedelta(seconds=self.time)
 
+    def second(self) -> datetime:
+        """As the API server stamps objects: whole seconds."""
+        return self.now().replace(microsecond=0)
+
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """Do something then; things of the same time in the order in which they were asked for."""
         self._serial += 1

@@ -4,8 +4,10 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollfleet_engine.guard.states import EngineDied, OperationRecord, Rejection
-from rollfleet_protocol.commands import CheckpointRoot, Command, Transfer
+from rollfleet_engine.guard.operations import PATIENCE_S
+from rollfleet_engine.guard.states import DrainBegan, EngineDied, GuardState, OperationRecord, Rejection, Resumed
+from rollfleet_protocol.commands import CheckpointRoot, Close, Command, PauseMode, Transfer
+from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -15,11 +17,13 @@ from rollfleet_protocol.state import (
     Staged,
     Transferred,
 )
+from tests.model.requests import Crowd, Held
 from tests.support.builders import digest_of
-from tests.support.simulated_engine import EngineProcess, Store, Temper, fault
+from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Store, Temper, fault
 
 LONGEST_STEP_S = 10.0
 SILENT = "!"  # appended to what an engine really holds where nothing but the probe can tell
+HOPELESS = (ClosedReason.UNCERTAIN, ClosedReason.ENGINE_DEAD)
 
 
 @dataclass
@@ -53,11 +57,15 @@ class Damage(Temper):
 class ModelEngine(EngineProcess):
     """One incarnation."""
 
+    resumes_at_end = (OperationName.REOPEN,)
+
     def __init__(self, incarnation: str, shelf: Shelf, damage: Damage, rng: random.Random) -> None:
+        self.crowd = Crowd(incarnation, Held(0, None, MODEL_DIGEST))
         super().__init__(incarnation, shelf, damage, rng)
         self.on_command: Callable[[Command], None] = lambda _: None
         self._shelf = shelf
         self._damage = damage
+        self._waiting: tuple[OperationRecord, float] | None = None  # a Close that lets requests end by themselves
 
     @property
     def open(self) -> bool:
@@ -66,6 +74,7 @@ class ModelEngine(EngineProcess):
 
     def obey(self, command: Command, now: float) -> Rejection | None:
         """A command arrives."""
+        self._look(now)
         self.on_command(command)
         return self.command(command, now)
 
@@ -76,8 +85,120 @@ class ModelEngine(EngineProcess):
 
     def die(self, now: float) -> None:
         """The core is gone, the guard is not."""
+        self._look(now)
         self.apply(EngineDied(), now)
-        self.in_flight = 0
+        self.crowd.turnstile.cut_all()
+        self._settle()
+
+    def drain(self, now: float) -> None:
+        """The preStop hook began: what runs may end by itself, what is frozen never would."""
+        self._look(now)
+        self.apply(DrainBegan(), now)
+        if self.crowd.turnstile.kept:
+            self.crowd.turnstile.let_go()
+            self.crowd.abort()
+        self._settle()
+
+    def next_event(self) -> float | None:
+        """When something happens by itself."""
+        times = [super().next_event(), self.crowd.next_event(), None if self._waiting is None else self._waiting[1]]
+        return min((when for when in times if when is not None), default=None)
+
+    def advance(self, now: float) -> None:
+        """Let time pass until now."""
+        self._look(now)
+        waiting = self._waiting
+        if waiting is not None and (now >= waiting[1] or not self.in_flight):
+            self._waiting = None
+            self._pause(waiting[0], now)
+        super().advance(now)
+        self._settle()
+
+    # requests -------------------------------------------------------------------------------------------------------
+
+    def admit(self, now: float, seconds: float, *, streams: bool, pinned: bool) -> None:
+        """A client's request comes to an open gate."""
+        self.crowd.admit(now, seconds, streams=streams, pinned=pinned)
+        self._settle()
+
+    def _look(self, now: float) -> None:
+        self.crowd.advance(now)
+        self.in_flight = self.crowd.turnstile.in_flight
+
+    def _settle(self) -> None:
+        self.crowd.settle()
+        self.in_flight = self.crowd.turnstile.in_flight
+
+    def empty(self, now: float) -> None:
+        """A Close that ends leaves nothing in flight."""
+        self.crowd.abort()
+        self._settle()
+
+    def moved(self, before: GuardState, now: float) -> None:
+        """As the guard's service moves its gate."""
+        state, crowd = self.state, self.crowd
+        self._hold(now)
+        if state.paused is not before.paused:
+            (crowd.freeze if state.paused else crowd.resume)(now)
+        if state.gate is Gate.OPEN:
+            if before.gate is Gate.CLOSED:
+                crowd.turnstile.open(state.weights.version or 0)
+        elif before.gate is Gate.OPEN or state.closed_reason is not before.closed_reason:
+            crowd.turnstile.close(state.closed_reason)
+            if state.closed_reason in HOPELESS and crowd.turnstile.kept:
+                crowd.turnstile.cut_kept()
+        self._settle()
+
+    def _hold(self, now: float) -> None:
+        weights = self.state.weights
+        held = Held(weights.version or 0, weights.digest, self.resident)
+        if held != self.crowd.held:
+            self.crowd.hold(now, held)
+
+    # operations -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, operation: OperationRecord, now: float) -> None:
+        command, crowd = operation.command, self.crowd
+        if isinstance(command, Close):
+            given_s = command.deadline_seconds
+            ends = now + min(command.drain_timeout_seconds, given_s - min(2 * PATIENCE_S, given_s / 2))
+            if command.mode is PauseMode.WAIT and self.in_flight and not crowd.turnstile.kept and ends > now:
+                self._waiting = operation, ends
+            else:
+                self._pause(operation, now)
+            return
+        if operation.name is OperationName.VERIFY and not self._cannot_reset():
+            crowd.reset_caches()
+            crowd.turnstile.taint_kept()
+            if self.state.paused:
+                self.apply(Resumed(), now)
+        super()._begin(operation, now)
+        self._hold(now)
+
+    def _cannot_reset(self) -> bool:
+        failure = self._damage.fails.get(OperationName.VERIFY)
+        return failure is not None and failure.reason is FailureReason.CACHE_RESET_FAILED
+
+    def _pause(self, operation: OperationRecord, now: float) -> None:
+        command = operation.command
+        super()._begin(operation, now)
+        if isinstance(command, Close) and command.mode is PauseMode.KEEP and not self.state.draining:
+            self.crowd.keep(now, command.keep_seconds)
+        else:
+            self.crowd.turnstile.let_go()
+        self._settle()
+
+    def _give_up(self, operation_id: int) -> None:
+        if self._waiting is not None and self._waiting[0].id == operation_id:
+            self._waiting = None
+        if self._pending is not None and self._pending.operation.id == operation_id:
+            self._cut_tainted(self._pending.operation)
+        super()._give_up(operation_id)
+
+    def _cut_tainted(self, operation: OperationRecord) -> None:
+        if operation.name is OperationName.VERIFY:
+            self.crowd.turnstile.cut_tainted()
+            self._settle()
 
     def _finish(self, operation: OperationRecord, now: float) -> None:
         command, source = operation.command, self.state.staged_source
@@ -86,6 +207,8 @@ class ModelEngine(EngineProcess):
             if isinstance(read, str) and read != command.digest:
                 text = f"{source.path!r} is not what was staged"
                 self._damage.fails[OperationName.TRANSFER] = fault(FailureReason.CHECKPOINT_CHANGED, text)
+        if operation.name in self._damage.fails:
+            self._cut_tainted(operation)
         super()._finish(operation, now)
 
     def _result(self, operation: OperationRecord, digest: str) -> Staged | Transferred | ProbeResult | None:

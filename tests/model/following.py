@@ -50,7 +50,7 @@ class Followed:
     """A follower and its long poll."""
 
     follower: Follower
-    host: Host
+    asked_host: Host  # at its address, when it was asked last
     after: int | None = None
     asked: int = 0  # polls so far: an answer to an older one comes to nobody
     waiting: bool = False  # the guard holds the poll until something changes
@@ -74,15 +74,16 @@ class Following:
         self._network = network
         self._nodes = nodes
 
-    def ensure(self, uids: set[str]) -> None:
-        """Follow exactly these."""
-        for uid in [uid for uid in self.followed if uid not in uids]:
-            del self.followed[uid]
-        for uid in sorted(uids - self.followed.keys()):
-            host = self._nodes.hosts.get(uid) or self._nodes.graves.get(uid)
+    def ensure(self, wanted: dict[str, str]) -> None:
+        """Follow exactly these pods, at these addresses."""
+        for uid, each in list(self.followed.items()):
+            if wanted.get(uid) != each.follower.endpoint.ip:
+                del self.followed[uid]
+        for uid in sorted(wanted.keys() - self.followed.keys()):
+            host = self._nodes.at(wanted[uid])
             if host is None:
                 continue
-            endpoint = Endpoint(IDENTITY, uid, uid, host.ip)
+            endpoint = Endpoint(IDENTITY, uid, uid, wanted[uid])
             follower = Follower(endpoint, Transport(), self.on_news, self._clock.now)
             self.followed[uid] = Followed(follower, host)
             self._poll(uid)
@@ -108,7 +109,8 @@ class Following:
             return
         each.asked += 1
         each.waiting = False
-        ask, host = each.asked, each.host
+        ask, host = each.asked, self._nodes.at(each.follower.endpoint.ip) or each.asked_host
+        each.asked_host = host
 
         def arrive() -> None:
             each = self._current(uid, ask)
@@ -135,17 +137,19 @@ class Following:
 
     def changed(self, host: Host) -> None:
         """The guard has news, or its process is gone: whoever waits is answered."""
-        each = self.followed.get(host.uid)
-        if each is None or not self.alive or not each.waiting:
-            return
+        for uid, each in list(self.followed.items()):
+            if self.alive and each.waiting and each.asked_host is host:
+                self._answer(uid, each, host)
+
+    def _answer(self, uid: str, each: Followed, host: Host) -> None:
         ask = each.asked
         if host.process is None:
             each.waiting = False
             self._network.answer(
-                self.name, host, lambda: self._failed(host.uid, ask, Unreachable("connection reset")), may_lose=False
+                self.name, host, lambda: self._failed(uid, ask, Unreachable("connection reset")), may_lose=False
             )
         elif host.process.state.sequence != each.after:
-            self._tell(host.uid, ask)
+            self._tell(uid, ask)
 
     def _release(self, uid: str, ask: int) -> None:
         each = self._current(uid, ask)
@@ -154,10 +158,10 @@ class Following:
 
     def _tell(self, uid: str, ask: int) -> None:
         each = self._current(uid, ask)
-        if each is None or each.host.process is None:
+        if each is None or each.asked_host.process is None:
             return
         each.waiting = False
-        state = wire(each.host, self._clock.time)
+        state = wire(each.asked_host, self._clock.time)
 
         def arrive() -> None:
             each = self._current(uid, ask)
@@ -166,7 +170,7 @@ class Following:
                 each.follower.told(state)
                 self._poll(uid)
 
-        self._network.answer(self.name, each.host, arrive, may_lose=False)
+        self._network.answer(self.name, each.asked_host, arrive, may_lose=False)
 
     def _failed(self, uid: str, ask: int, error: RollfleetError) -> None:
         each = self._current(uid, ask)
@@ -196,7 +200,7 @@ class Following:
         each.giving.add(command)
         work = each.follower.give(command)
         work.send(None)
-        host, done = each.host, [False]
+        host, done = self._nodes.at(each.follower.endpoint.ip) or each.asked_host, [False]
 
         def settle(outcome: EngineState | RollfleetError) -> None:
             if done[0]:
@@ -238,7 +242,8 @@ def wire(host: Host, now: float) -> EngineState:
     process = host.process
     if process is None:
         raise AssertionError("no process answers")
-    return to_wire(process.state, FACTS, process.in_flight, now)
+    turnstile = process.crowd.turnstile
+    return to_wire(process.state, FACTS, turnstile.in_flight, now).model_copy(update={"kept": turnstile.kept})
 
 
 def _go_on(work: Coroutine[Any, Any, str], outcome: EngineState | RollfleetError) -> None:

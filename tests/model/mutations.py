@@ -6,33 +6,14 @@ must be one of those named here. Where the core and the guard both stand for som
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-import pytest
+from tests.model import spoils, spoils_of_pods, spoils_of_updates
+from tests.model.api_server import ApiFaults
+from tests.model.network import NetFaults
+from tests.model.schedule import KINDS, Happening, Schedule, schedule_of
+from tests.model.spoils import Patch
 
-from rollfleet_engine.guard import machine, orders
-from rollfleet_engine.guard.states import Decision as GuardDecision
-from rollfleet_engine.guard.states import GuardState, OperationRecord
-from rollfleet_operator.core import (
-    accept,
-    catch_up,
-    changing,
-    commit,
-    plan,
-    plan_weights,
-    quiescing,
-    references,
-    vanished,
-    world,
-)
-from rollfleet_operator.core.policies import Deadline
-from rollfleet_protocol.commands import Open, Transfer
-from rollfleet_protocol.state import OperationName, Transferred, WeightsState
-from tests.model import operators
-from tests.model.api_server import ApiServer
-from tests.model.schedule import KINDS
-
-Patch = pytest.MonkeyPatch
+Bias = Callable[[Schedule], Schedule]
 
 
 @dataclass(frozen=True)
@@ -40,263 +21,202 @@ class Mutation:
     """A fault. `promises`: any of these may be the first to break.
 
     `focus`: what happens more often than all else in the schedules that look for it, where it takes a rare occasion.
+    `bias`: what else is made of them, where that does not do.
     """
 
     name: str
     spoil: Callable[[Patch], None]
     promises: tuple[str, ...]
     focus: tuple[str, ...] = ()
+    bias: Bias = lambda schedule: schedule
 
-    @property
-    def kinds(self) -> dict[str, int]:
-        """What happens, by weight."""
-        return KINDS | dict.fromkeys(self.focus, 40)
-
-
-def _around(patch: Patch, holder: Any, name: str, wrap: Callable[..., Any]) -> None:
-    original = getattr(holder, name)
-    patch.setattr(holder, name, lambda *args, **named: wrap(original, *args, **named))
+    def schedule(self, seed: int) -> Schedule:
+        """The schedule of a seed, as this fault needs it."""
+        return self.bias(schedule_of(seed, KINDS | dict.fromkeys(self.focus, 40)))
 
 
-def _no_arming(patch: Patch) -> None:
-    patch.setattr(quiescing, "_arm_all", lambda *_: [])
-    _around(
-        patch,
-        orders,
-        "_transfer_obstacle",
-        lambda call, command, state, in_flight: call(command, replace(state, armed=True), in_flight),
-    )
+def lossy_writes(schedule: Schedule) -> Schedule:
+    """The API server is overloaded."""
+    return replace(schedule, api=ApiFaults(conflict=0.2, lose_request=0.2))
 
 
-def _register(patch: Patch, command: type, obey: Callable[..., GuardDecision]) -> None:
-    before = orders._obey.registry
-    patch.setattr(
-        orders, "_obey", lambda given, *rest: (obey if type(given) is command else before[type(given)])(given, *rest)
-    )
+def slow_network(schedule: Schedule) -> Schedule:
+    """Half of all commands come late."""
+    return replace(schedule, net=NetFaults(delay=0.4))
 
 
-def _fence(patch: Patch, is_held: Callable[[world.Engine], bool]) -> None:
-    _around(
-        patch,
-        world.Engine,
-        "fence",
-        lambda call, engine, epoch: world.Fence.HELD if is_held(engine) else call(engine, epoch),
-    )
+def in_mode_keep(schedule: Schedule) -> Schedule:
+    """All updates pause in mode keep, and fail to Retry."""
+    return replace(schedule, happenings=tuple(replace(each, luck=10) for each in schedule.happenings))
 
 
-def _silence_is_a_fence(patch: Patch) -> None:
-    _fence(patch, lambda engine: engine.answering is None)
+def two_operators(schedule: Schedule) -> Schedule:
+    """With a Lease."""
+    return replace(schedule, operators=2, lease=True)
 
 
-def _label_instead_of_fence(patch: Patch) -> None:
-    """What does not answer loses its label, and counts as out of the way."""
-    _fence(patch, lambda engine: engine.answering is None and not engine.pod.serving_label)
-    _around(
-        patch,
-        plan,
-        "plan_labels",
-        lambda call, seen, committed, **named: (
-            *call(seen, committed, **named),
-            *(
-                plan_label(engine)
-                for engine in seen.engines
-                if engine.answering is None and engine.pod.serving_label and not engine.pod.vanished
-            ),
-        ),
-    )
+def script(*lines: tuple[float, str, float]) -> Bias:
+    """These things at these times, to whom the seed says; in good weather, by one operator."""
+
+    def bias(schedule: Schedule) -> Schedule:
+        whom = [each.who for each in schedule.happenings]
+        happenings = tuple(
+            Happening(at, kind, whom[place % len(whom)], seconds, luck=0)
+            for place, (at, kind, seconds) in enumerate(lines)
+        )
+        calm = {"net": NetFaults(), "api": ApiFaults(), "operators": 1, "lease": False, "replicas": 3}
+        return replace(schedule, happenings=happenings, **calm)  # type: ignore[arg-type]
+
+    return bias
 
 
-def plan_label(engine: world.Engine) -> operators.LabelPod:
-    """Take it away."""
-    return operators.LabelPod(engine.name, engine.pod.uid, serving=False)
+def _bumps(first: float, count: int, every: float) -> tuple[tuple[float, str, float], ...]:
+    return tuple((first + number * every, "bump", 0.0) for number in range(count))
 
 
-def _readiness_is_a_fence(patch: Patch) -> None:
-    _fence(patch, lambda engine: not engine.pod.ready)
-
-
-def _deletion_is_a_fence(patch: Patch) -> None:
-    _fence(patch, lambda engine: engine.pod.deleting)
-
-
-def _vanished_pods_are_forgotten(patch: Patch) -> None:
-    patch.setattr(vanished, "vanished", lambda *_: ())
-    patch.setattr(operators, "vanished", lambda *_: ())
-
-
-def _transfer_before_all_are_closed(patch: Patch) -> None:
-    _around(patch, quiescing, "_close_all", lambda call, *args: (call(*args), [])[1])
-    _around(patch, quiescing, "_arm_all", lambda call, *args: (call(*args), [])[1])
-
-
-def _commit_before_probe(patch: Patch) -> None:
-    def standing(call: Any, update: Any, target: Any, engine: Any, state: Any, step: OperationName) -> Any:
-        if step is OperationName.VERIFY and state.weights.state is WeightsState.LOADED:
-            return changing.Seat(target, engine, changing.Standing.DONE)
-        return call(update, target, engine, state, step)
-
-    _around(patch, changing, "_standing", standing)
-    patch.setattr(changing, "agree", lambda *_: frozenset())
-
-
-def _probes_are_not_compared(patch: Patch) -> None:
-    patch.setattr(changing, "agree", lambda *_: frozenset())
-    patch.setattr(references, "compare", lambda *_: "")
-
-
-def _open_before_the_commit(patch: Patch) -> None:
-    def verify_all(call: Any, update: Any, seats: Any, seconds: float) -> None:
-        call(update, seats, seconds)
-        for seat in seats:
-            if seat.standing is changing.Standing.DONE and seat.engine is not None and seat.engine.state is not None:
-                state = seat.engine.state
-                given = {"incarnation": state.incarnation, "epoch": update.epoch}
-                update.work.give(seat.engine, Open(version=update.version, digest=state.weights.digest, **given))
-
-    _around(patch, changing, "_verify_all", verify_all)
-
-
-def _open_without_verified(patch: Patch) -> None:
-    """Neither the guard nor the core asks for more than Loaded."""
-
-    def loaded_will_do(call: Any, state: Any, committed: Any) -> bool:
-        weights = state.weights
-        if weights.state is WeightsState.LOADED:
-            state = state.model_copy(update={"weights": weights.model_copy(update={"state": WeightsState.VERIFIED})})
-        return bool(call(state, committed))
-
-    def obey(command: Open, state: GuardState, now: float, in_flight: int) -> GuardDecision:
-        if state.weights.state is WeightsState.LOADED and state.running is None and not state.draining:
-            return GuardDecision(orders.opened(replace(state, paused=False)))
-        return original(command, state, now, in_flight)
-
-    original = orders._obey.registry[Open]
-    _register(patch, Open, obey)
-    original_holds = world.holds
-    for module in (world, catch_up, plan_weights):
-        patch.setattr(module, "holds", lambda state, committed: loaded_will_do(original_holds, state, committed))
-    patch.setattr(catch_up.steps, "let_in", _open_at_once)
-
-
-def _open_at_once(epoch: int, engine: world.Engine, state: Any, work: Any) -> None:
-    version, digest = state.weights.version or 0, state.weights.digest
-    work.give(engine, Open(incarnation=state.incarnation, epoch=epoch, version=version, digest=digest))
-
-
-def _joiners_are_opened_as_they_are(patch: Patch) -> None:
-    """Verified once, at whatever version, is good enough."""
-    patch.setattr(
-        catch_up,
-        "holds",
-        lambda state, committed: state.weights.state is WeightsState.VERIFIED and committed is not None,
-    )
-
-
-def _joiners_go_on_in_an_update(patch: Patch) -> None:
-    def lead(call: Any, seen: Any, before: Any, update: Any, *rest: Any) -> Any:
-        epoch = before.epoch if update.catch_up_epoch is None else update.catch_up_epoch
-        return call(seen, before, replace(update, catch_up_epoch=epoch), *rest)
-
-    _around(patch, plan, "_catch_up", lead)
-
-
-def _epochs_are_not_compared(patch: Patch) -> None:
-    def obey(call: Any, state: GuardState, command: Any, *rest: Any) -> Any:
-        return call(replace(state, epoch=min(state.epoch, command.epoch)), command, *rest)
-
-    _around(patch, machine, "obey", obey)
-
-
-def _the_digest_is_not_compared(patch: Patch) -> None:
-    patch.setattr(machine, "_transfer_fault", lambda *_: None)
-
-    def succeed(call: Any, state: GuardState, ended: OperationRecord, result: Any) -> GuardState:
-        if isinstance(result, Transferred) and isinstance(ended.command, Transfer):
-            result = result.model_copy(update={"digest": ended.command.digest})
-        found: GuardState = call(state, ended, result)
-        return found
-
-    _around(patch, machine, "_succeed", succeed)
-
-
-def _writes_without_resource_version(patch: Patch) -> None:
-    _around(
-        patch,
-        ApiServer,
-        "replace_fleet_status",
-        lambda call, api, version, status: call(api, api.fleet_version, status),
-    )
-
-
-def _deadlines_are_ignored(patch: Patch) -> None:
-    patch.setattr(Deadline, "passed", lambda *_: False)
-
-
-def _the_committed_version_may_fall(patch: Patch) -> None:
-    patch.setattr(accept, "_judge_version", lambda *_: None)
-
-
-def _a_lost_record_is_a_new_fleet(patch: Patch) -> None:
-    patch.setattr(commit, "_is_new", lambda *_: True)
-
-
-def _silence_reopens_nothing(patch: Patch) -> None:
-    patch.setattr(machine, "_may_reopen_alone", lambda *_: False)
-
-
-def _failed_transfers_touch_nothing(patch: Patch) -> None:
-    """A transfer that broke half-way gives back what was held before."""
-    _around(
-        patch,
-        machine,
-        "_fail_transfer",
-        lambda call, state, running, *, touched: (
-            replace(state, weights=state.weights_before, weights_before=None)
-            if state.weights_before is not None
-            else call(state, running, touched=touched)
-        ),
-    )
-
+# The control plane forgets the pods of a node that is away for three minutes, while an operator cannot reach one of
+# them. Its kubelet comes back, and does not know for up to 105 s that they are gone.
+FORGOTTEN = script((0, "bump", 0), (84.5, "cut_from_all", 900), (85, "collect_garbage", 90), *_bumps(301, 8, 11))
+UNNOTICED = script((0, "bump", 0), (85, "collect_unnoticed", 180), *_bumps(298, 8, 11))
+SILENT_OPENING = script(
+    (0, "bump", 0), (20, "bump", 0), (20.4, "cut_from_all", 600), (21.5, "cut_from_all", 600), (300, "bump", 0)
+)
 
 STALE, ATOMIC, FENCE, COMMIT, EPOCH, ENDS = "never stale", "atomic", "fence", "commit", "epoch", "always ends"
+TOLD, COUNT, HOLD, RETRY, ODD, RESTARTS = "told", "minServing", "hold", "retry", "excluded", "restarts"
+ups, pods = spoils_of_updates, spoils_of_pods
 
 MUTATIONS = (
-    Mutation("no arming", _no_arming, (FENCE, STALE)),
-    Mutation("label instead of fence", _label_instead_of_fence, (FENCE, STALE)),
-    Mutation("who does not answer counts as closed", _silence_is_a_fence, (FENCE, STALE)),
-    Mutation("who is not Ready counts as closed", _readiness_is_a_fence, (FENCE, STALE), ("bump", "lose_node")),
+    Mutation("no arming", spoils.no_arming, (FENCE, STALE)),
+    Mutation("label instead of fence", spoils.label_instead_of_fence, (FENCE, STALE)),
+    Mutation("who does not answer counts as closed", spoils.silence_is_a_fence, (FENCE, STALE)),
+    Mutation("who is not Ready counts as closed", spoils.readiness_is_a_fence, (FENCE, STALE), ("bump", "lose_node")),
     Mutation(
         "a pod that is being deleted counts as closed",
-        _deletion_is_a_fence,
+        spoils.deletion_is_a_fence,
         (FENCE, STALE),
         ("bump", "delete_on_silent_node"),
     ),
-    Mutation("vanished pods are forgotten", _vanished_pods_are_forgotten, (FENCE, STALE), ("bump", "collect_garbage")),
-    Mutation("transfer before all are closed", _transfer_before_all_are_closed, (FENCE, STALE)),
-    Mutation("commit before probe", _commit_before_probe, (COMMIT,)),
-    Mutation("probes are not compared", _probes_are_not_compared, ("agree",)),
-    Mutation("open before the commit", _open_before_the_commit, (STALE,)),
-    Mutation("open without verified", _open_without_verified, (STALE, COMMIT)),
-    Mutation("late joiner opened without catch-up", _joiners_are_opened_as_they_are, (STALE, ATOMIC, ENDS)),
-    Mutation("late joiners go on while weights change", _joiners_go_on_in_an_update, (STALE, FENCE, ENDS)),
-    Mutation("epoch not compared", _epochs_are_not_compared, (EPOCH, STALE, FENCE)),
-    Mutation("digest not compared", _the_digest_is_not_compared, (STALE,)),
+    Mutation(
+        "vanished pods are forgotten", spoils.vanished_pods_are_forgotten, (FENCE, STALE), ("bump", "collect_garbage")
+    ),
+    Mutation("transfer before all are closed", spoils.transfer_before_all_are_closed, (FENCE, STALE)),
+    Mutation("commit before probe", spoils.commit_before_probe, (COMMIT,)),
+    Mutation("probes are not compared", spoils.probes_are_not_compared, ("agree",)),
+    Mutation("open before the commit", spoils.open_before_the_commit, (STALE,)),
+    Mutation("open without verified", spoils.open_without_verified, (STALE, COMMIT)),
+    Mutation("late joiner opened without catch-up", spoils.joiners_are_opened_as_they_are, (STALE, ATOMIC, ENDS)),
+    Mutation("late joiners go on while weights change", spoils.joiners_go_on_in_an_update, (STALE, FENCE, ENDS)),
+    Mutation("epoch not compared", spoils.epochs_are_not_compared, (EPOCH, STALE, FENCE)),
+    Mutation("digest not compared", spoils.the_digest_is_not_compared, (STALE,)),
     Mutation(
         "a transfer that broke touched nothing",
-        _failed_transfers_touch_nothing,
+        spoils.failed_transfers_touch_nothing,
         (STALE,),
         ("bump", "wrong_digest", "fail_step"),
     ),
-    Mutation("status write without resourceVersion", _writes_without_resource_version, (EPOCH, COMMIT, STALE)),
-    Mutation("deadlines ignored", _deadlines_are_ignored, (ENDS,)),
-    Mutation("the committed version may fall", _the_committed_version_may_fall, (COMMIT,), ("create_version_again",)),
+    Mutation("status write without resourceVersion", spoils.writes_without_resource_version, (EPOCH, COMMIT, STALE)),
+    Mutation("deadlines ignored", spoils.deadlines_are_ignored, (ENDS,)),
+    Mutation(
+        "the committed version may fall", spoils.the_committed_version_may_fall, (COMMIT,), ("create_version_again",)
+    ),
     Mutation(
         "a lost record counts as a new fleet",
-        _a_lost_record_is_a_new_fleet,
+        spoils.a_lost_record_is_a_new_fleet,
         (STALE, ATOMIC, COMMIT),
         ("bump", "lose_status"),
     ),
     Mutation(
-        "silence reopens nothing", _silence_reopens_nothing, ("owner",), ("bump", "kill_all_operators", "cut_from_all")
+        "silence reopens nothing",
+        spoils.silence_reopens_nothing,
+        ("owner",),
+        ("bump", "kill_all_operators", "cut_from_all"),
+    ),
+    Mutation("minServing not counted", ups.min_serving_is_not_counted, (COUNT,), ("bump", "wrong_digest", "crash")),
+    Mutation("a roll closes all", ups.a_roll_closes_all, (COUNT,), ("roll",)),
+    Mutation("Hold restores", ups.hold_restores, (HOLD,), ("bump", "wrong_digest", "fail_step")),
+    Mutation(
+        "the next attempt keeps its epoch", ups.the_next_attempt_keeps_its_epoch, (EPOCH,), ("bump", "wrong_digest")
+    ),
+    Mutation(
+        "a retryRequest is followed again and again",
+        ups.a_retry_request_is_followed_again_and_again,
+        (RETRY, ENDS),
+        ("bump_to_broken", "retry"),
+    ),
+    Mutation("objects are known by name", ups.objects_are_known_by_name, (TOLD,), ("create_version_again",)),
+    Mutation("another fleet's history counts", ups.another_fleets_history_counts, (ENDS,), ("bump", "delete_fleet")),
+    Mutation("odd engines are let in", ups.odd_engines_are_let_in, (ODD, "agree"), ("bump", "damage_silently")),
+    Mutation("opening waits for ever", ups.opening_waits_for_ever, (ENDS,), (), SILENT_OPENING),
+    Mutation(
+        "acts although its write was lost",
+        ups.acts_although_its_write_was_lost,
+        (EPOCH, FENCE, STALE),
+        (),
+        lossy_writes,
+    ),
+    Mutation("an armed guard reopens on silence", ups.an_armed_guard_reopens_on_silence, (FENCE, STALE)),
+    Mutation(
+        "a failed verification is forgiven", ups.a_failed_verification_is_forgiven, (STALE,), ("bump", "fail_step")
+    ),
+    Mutation(
+        "kept requests compute nothing anew",
+        ups.kept_requests_compute_nothing_anew,
+        (STALE,),
+        ("bump", "long_request"),
+        in_mode_keep,
+    ),
+    Mutation("spans are not told", ups.spans_are_not_told, (TOLD,), ("bump", "long_request"), in_mode_keep),
+    Mutation(
+        "who demands a version is kept",
+        ups.who_demands_a_version_is_kept,
+        (TOLD,),
+        ("bump", "long_request"),
+        in_mode_keep,
+    ),
+    Mutation(
+        "what is kept is heard at once",
+        ups.what_is_kept_is_heard_at_once,
+        (STALE, TOLD),
+        ("bump", "long_request"),
+        in_mode_keep,
+    ),
+    Mutation(
+        "vanished pods go under the epoch that they know",
+        pods.vanished_pods_go_under_the_epoch_that_they_know,
+        (FENCE, STALE),
+        ("bump", "force_delete", "cut_node"),
+        slow_network,
+    ),
+    Mutation(
+        "who drains counts as drained",
+        pods.who_drains_counts_as_drained,
+        (FENCE, STALE),
+        ("bump", "delete_pod", "long_request"),
+    ),
+    Mutation("a node need not be Ready", pods.a_node_needs_not_be_ready, (FENCE, STALE), (), FORGOTTEN),
+    Mutation("a kubelet need not report", pods.a_kubelet_needs_not_report, (FENCE, STALE), (), UNNOTICED),
+    Mutation(
+        "a node that is not Ready is off",
+        pods.a_node_that_is_not_ready_is_off,
+        (FENCE, STALE),
+        ("bump", "cut_node", "delete_on_silent_node"),
+    ),
+    Mutation("phase Failed is the end", pods.phase_failed_is_the_end, (FENCE, STALE), ("bump", "garbage_fails")),
+    Mutation("vanished pods take part", pods.vanished_pods_take_part, (STALE, FENCE, ENDS), ("bump", "force_delete")),
+    Mutation(
+        "whoever has the address speaks",
+        pods.whoever_has_the_address_speaks,
+        (FENCE, STALE, ATOMIC),
+        ("bump", "collect_garbage"),
+    ),
+    Mutation("no list is awaited", pods.no_list_is_awaited, (STALE, FENCE, ENDS), ("bump", "kill_operator")),
+    Mutation("no template is proven", pods.no_template_is_proven, (RESTARTS,), ("volume_away",)),
+    Mutation(
+        "a lost Lease ends nothing",
+        pods.a_lost_lease_ends_nothing,
+        ("one leader",),
+        ("freeze_operator", "api_down"),
+        two_operators,
     ),
 )

@@ -18,9 +18,11 @@ NOTICED_S = 40.0  # until the control plane calls a silent node NotReady
 EVICTED_S = 60.0  # until its pods are marked for deletion
 REPORT_S = 300.0  # how often a kubelet reports
 TAINTED_S = 10.0  # until a person says that a node is switched off
-HOOK_S = 1.0
+LONGEST_RESTART_S = 20.0  # the kubelet's longest back-off; in truth five minutes
+HOOKS_S = (1.0, 4.0)  # until the preStop hook has ended
 GRACE_S = 30
 PROBE_S = 2.0
+DEAF_S = 105.0  # the longest that a kubelet does not know that its watch of pods is dead, and waits to begin anew
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Node:
     cut_until: float = -1.0  # nor does the operator reach its engines; clients still do
     off_until: float = -1.0  # without power
     tainted: bool = False  # out of service, by a person's word
+    forgotten: bool = False  # its object was deleted while it was cut off
+    deaf_until: float = -1.0  # its kubelet's watch of pods is dead; it reports all the same
     ready_since: datetime | None = NOW  # by the API server
     heard: datetime | None = NOW
 
@@ -45,6 +49,8 @@ class Host:
     damage: Damage
     obeys: str  # uid of the operator's ServiceAccount when the pod was made
     ip: str
+    fleet: str  # uid of the RolloutEngine that owns it
+    template: str  # hash of what it was made from
     process: ModelEngine | None = None
     incarnations: int = 0
     status: dict[str, object] = field(default_factory=dict)  # as the kubelet would report it
@@ -66,16 +72,25 @@ class Nodes:
         self.hosts: dict[str, Host] = {}  # everything that may run, whether the API server knows of it or not
         self.graves: dict[str, Host] = {}  # what ran once: others may still ask there
         self.load_s = 1.0
+        self.reused = 0  # addresses given to another pod while their engine ran on
+        self.unjudged_until = -1.0  # nobody calls a node not Ready: the controller manager is down
+        self.away: dict[str, float] = {}  # template -> until when its containers fail at start
         self.make_damage: Callable[[], Damage] = Damage
         self.on_start: Callable[[Host], None] = lambda _: None
         self.on_change: Callable[[Host], None] = lambda _: None
+        self.on_stop: Callable[[Host], None] = lambda _: None
         self._serial = 0
+        self._addresses: dict[str, Host] = {}  # who has an address now
         api.pod_watches.append(self._pod_changed)
 
     @property
     def running(self) -> list[Host]:
         """Hosts whose engine's process lives."""
         return [host for host in self.hosts.values() if host.process is not None]
+
+    def of(self, fleet: str) -> list[Host]:
+        """Those of one fleet, by its uid."""
+        return [host for host in self.running if host.fleet == fleet]
 
     # the scheduler and the kubelet ---------------------------------------------------------------------------------
 
@@ -97,10 +112,28 @@ class Nodes:
             started=False,
         )
         node = self.rng.choice(self.nodes)
-        ip = f"198.51.{self._serial // 250}.{self._serial % 250 + 1}"
-        self.hosts[uid] = Host(uid, node, self.make_damage(), _operator_of(manifest), ip)
+        ip = self._free_address(node)
+        config, template = _config_of(manifest), view.template_hash
+        self.hosts[uid] = Host(uid, node, self.make_damage(), config.operator.uid, ip, config.fleet.uid, template)
+        self.api.owners[uid] = config.fleet.uid
+        self._addresses[ip] = self.hosts[uid]
         self.api.put_pod(view)
         self.clock.later(self.rng.uniform(0.05, 1.0), lambda: self._start(uid))
+
+    def at(self, ip: str) -> Host | None:
+        """Who answers at an address."""
+        return self._addresses.get(ip)
+
+    def _free_address(self, node: Node) -> str:
+        """With a Node object its addresses become free, whatever runs on at them."""
+        taken = {host.ip for host in self.hosts.values() if host.uid in self.api.pods}
+        lost = [
+            host.ip
+            for host in self.hosts.values()
+            if host.node.forgotten and host.node is not node and host.uid not in self.api.pods and host.ip not in taken
+        ]
+        self.reused += bool(lost)
+        return lost[0] if lost else f"198.51.{self._serial // 250}.{self._serial % 250 + 1}"
 
     def _start(self, uid: str) -> None:
         host = self.hosts.get(uid)
@@ -127,6 +160,9 @@ class Nodes:
         if self.clock.time < host.node.off_until:
             self.clock.later(1.0, lambda: self._come_up(uid))
             return
+        if self.clock.time < self.away.get(host.template, -1.0):
+            self._fail_to_start(host)
+            return
         host.incarnations += 1
         host.process = ModelEngine(f"{uid}/{host.incarnations}", self.shelf, host.damage, self.rng)
         self.on_start(host)
@@ -135,6 +171,21 @@ class Nodes:
         incarnation = host.incarnations
         self.clock.later(self.rng.uniform(0.0, PROBE_S), lambda: self._passed_startup(uid, incarnation))
         self.on_change(host)
+
+    def _fail_to_start(self, host: Host) -> None:
+        """A volume is away: the container ends, and the kubelet starts it again with back-off."""
+        restarts = int(str(host.status.get("restarts", 0))) + 1
+        began = host.status.get("running_since")
+        down: dict[str, object] = {"started": False, "ready": False, "ready_since": None, "exit_code": 1}
+        down |= {"restarts": restarts, "failed_from": began, "running_since": None, "container": ContainerState.WAITING}
+        self._report(host, **down)
+        self.clock.later(min(LONGEST_RESTART_S, 2.0**restarts), lambda: self._start_again(host))
+
+    def _start_again(self, host: Host) -> None:
+        if host.ended or host.gone or host.leaving:
+            return
+        self._report(host, container=ContainerState.RUNNING, running_since=self.clock.now())
+        self.clock.later(self.load_s, lambda: self._come_up(host.uid))
 
     def _passed_startup(self, uid: str, incarnation: int) -> None:
         host = self.hosts.get(uid)
@@ -216,6 +267,7 @@ class Nodes:
         self.api.change_pod(uid, stopped=why)
         host = self.hosts.get(uid)
         if host is not None:
+            self.on_stop(host)
             self.clock.later(0.5, lambda: self._obey_stop(host))
 
     def _obey_stop(self, host: Host) -> None:
@@ -239,14 +291,14 @@ class Nodes:
         """The kubelet comes to the hook of a pod that is being deleted, or whose object is gone."""
         if host.leaving:
             return
-        if self._silent(host.node):
+        if self._silent(host.node) or self.clock.time < host.node.deaf_until:
             self.clock.later(1.0, lambda: self._see_off(host))
             return
         host.leaving = True
         if host.process is not None:
             host.process.drain(self.clock.time)
             self.on_change(host)
-        self.clock.later(HOOK_S, lambda: self._end(host))
+        self.clock.later(self.rng.choice(HOOKS_S), lambda: self._end(host))
 
     def _end(self, host: Host) -> None:
         host.process, host.gone = None, True
@@ -258,7 +310,9 @@ class Nodes:
 
     def lose(self, node: Node, seconds: float, *, cut: bool) -> None:
         """The control plane hears nothing of a node for a while; its containers run on."""
-        node.lost_until = self.clock.time + seconds
+        node.lost_until = max(node.lost_until, self.clock.time + seconds)
+        # Its watch is found dead, and begun anew, only after it is back: see policies.KUBELET_S.
+        node.deaf_until = max(node.deaf_until, node.lost_until + self.rng.uniform(0.0, DEAF_S))
         if cut:
             node.cut_until = node.lost_until
         self.clock.later(NOTICED_S, lambda: self._notice(node))
@@ -298,13 +352,17 @@ class Nodes:
     def _view(self, node: Node) -> NodeView:
         if not self._silent(node):
             node.heard = NOW + timedelta(seconds=self.clock.time // REPORT_S * REPORT_S)
+        if node.forgotten:
+            return NodeView(node.name, exists=False)
         return NodeView(node.name, ready_since=node.ready_since, heard=node.heard, out_of_service=node.tainted)
 
     def _on(self, node: Node) -> list[str]:
         return [uid for uid in list(self.api.pods) if uid in self.hosts and self.hosts[uid].node is node]
 
     def _notice(self, node: Node) -> None:
-        if self.clock.time < node.lost_until:
+        if self.clock.time < self.unjudged_until:
+            self.clock.later(5.0, lambda: self._notice(node))
+        elif self.clock.time < node.lost_until:
             node.ready_since = None
             for uid in self._on(node):
                 self.api.change_pod(uid, ready=False, ready_since=None)
@@ -314,19 +372,19 @@ class Nodes:
         if self.clock.time < node.lost_until:
             self.clock.later(node.lost_until - self.clock.time + 0.1, lambda: self._back(node))
             return
-        node.ready_since, node.tainted = self.clock.now(), False
+        node.ready_since, node.tainted, node.forgotten = self.clock.now(), False, False
         for uid in self._on(node):
             if self.hosts[uid].status.get("started"):
                 self._flush(self.hosts[uid])
 
     def _evict_all(self, node: Node) -> None:
-        if self.clock.time < node.lost_until:
+        if self.clock.time < node.lost_until and node.ready_since is None:
             for uid in self._on(node):
                 self.delete(uid)
 
 
-def _operator_of(manifest: dict[str, Any]) -> str:
+def _config_of(manifest: dict[str, Any]) -> EngineConfig:
     """As the guard in this pod will read it."""
     env = manifest["spec"]["containers"][0]["env"]
     config = next(variable["value"] for variable in env if variable["name"] == ENGINE_CONFIG_ENV)
-    return EngineConfig.model_validate_json(config).operator.uid
+    return EngineConfig.model_validate_json(config)

@@ -21,16 +21,20 @@ from rollfleet_operator.core.actions import (
     GuardCall,
     LabelPod,
     StopPod,
+    WeightVersionStatusWrite,
 )
 from rollfleet_operator.core.observed import Observed, PodView, Settings
-from rollfleet_operator.core.plan import plan
-from rollfleet_operator.core.vanished import suspect_nodes, vanished
+from rollfleet_operator.core.plan import plan, plan_orphan
+from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
 from rollfleet_operator.runtime.uptime import Uptime
 from tests.model.api_server import ApiServer, Read
 from tests.model.clock import Clock
+from tests.model.decisions import judge_decision
 from tests.model.following import Following
+from tests.model.leases import Candidate, Lease
 from tests.model.network import Network
 from tests.model.nodes import Nodes
+from tests.model.watching import PodWatch
 from tests.support.builders import make_settings
 
 RESYNC_S = 60.0  # without news or a time to wake; the runtime's is longer
@@ -56,8 +60,22 @@ class Pace:
 class Operator:
     """A process that comes and goes. All it knows it loses with it."""
 
-    def __init__(self, name: str, clock: Clock, rng: random.Random, api: ApiServer, network: Network, nodes: Nodes):
+    def __init__(
+        self,
+        name: str,
+        clock: Clock,
+        rng: random.Random,
+        api: ApiServer,
+        network: Network,
+        nodes: Nodes,
+        lease: Lease | None = None,
+        drift: float = 1.0,
+    ):
         self.name = name
+        self.late_acts = 0  # done after its term had ended, by its own clock
+        self.lost_terms = 0
+        self.frozen_until = -1.0  # its process stands still
+        self.freezes_s = 0.0  # for so long, once it has asked whether it leads and before it acts on that
         self.pace = Pace()
         self.passes = 0
         self.last_decision: Decision | None = None
@@ -70,84 +88,116 @@ class Operator:
         self._api = api
         self._network = network
         self._nodes = nodes
-        self._life = 0
+        self._lease = lease
+        self._drift = drift
+        self._candidate: Candidate | None = None
+        self._life = self._term = 0
+        self._leading = False
+        self._forget_all()
         self.start()
         api.watches.append(self._hear_of_objects)
         api.pod_watches.append(self._hear_of_pod)
 
     # its life -------------------------------------------------------------------------------------------------------
 
+    @property
+    def leads(self) -> bool:
+        """Whether it acts."""
+        return self.up and self._leading and (self._candidate is None or self._candidate.leads())
+
     def start(self) -> None:
         """A new process."""
         self._life += 1
         self.up = True
+        self._candidate = None
+        if self._lease is None:
+            self._begin_term()
+            return
+        self._candidate = Candidate(
+            self.name, self._drift, self._clock, self._rng, self._api, self._lease, self._in_this_life
+        )
+        self._candidate.on_term, self._candidate.on_end = self._begin_term, self._lose_term
+
+    def _begin_term(self) -> None:
+        """From here on it acts; all that it knows begins anew."""
+        self._term += 1
+        self._leading = True
+        self._forget_all()
+        self.wake()
+
+    def _forget_all(self) -> None:
         self.uptime = Uptime(self._clock.now, lambda: self._clock.time)
         self.following = Following(self.name, self.account_uid, self._clock, self._network, self._nodes, self.wake)
-        self._cache: dict[str, PodView] = {}
-        self._gone: dict[str, bool] = {}
-        self._cached = False
-        self._due: list[tuple[float, str, PodView | None]] = []
+        self.watch = PodWatch(self._clock, self._rng, self._api, self._later, self.wake)
         self._children: dict[str, str] = {}
         self._working = False
         self._wanted = False
         self._failures = 0
         self._timer = 0
-        self.wake()
+
+    def _lose_term(self) -> None:
+        self.lost_terms += 1
+        self._end_term()
+
+    def _end_term(self) -> None:
+        if self._leading:
+            self.following.stop()
+        self._leading = False
+        self._term += 1
 
     def kill(self, down_s: float) -> None:
         """Gone between two steps; back later."""
-        if self.up:
-            self.following.stop()
+        self._end_term()
         self.up = False
         self._life += 1
         life = self._life
         self._clock.later(down_s, lambda: self.start() if self._life == life else None)
 
-    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+    def _in_this_life(self, delay_s: float, act: Callable[[], None]) -> None:
         life = self._life
-        self._clock.later(delay_s, lambda: act() if self._life == life else None)
+        self._clock.later(delay_s, lambda: self._unless_frozen(act, lambda: self._life == life))
+
+    def _later(self, delay_s: float, act: Callable[[], None]) -> None:
+        term = self._term
+        self._clock.later(delay_s, lambda: self._unless_frozen(act, lambda: self._term == term))
+
+    def _unless_frozen(self, act: Callable[[], None], holds: Callable[[], bool]) -> None:
+        if not holds():
+            return
+        if self._clock.time < self.frozen_until:
+            self._clock.later(self.frozen_until - self._clock.time, lambda: self._unless_frozen(act, holds))
+        else:
+            act()
+
+    def _demand(self) -> None:
+        if self._candidate is not None:
+            self._candidate.demand()
+
+    def _do(self, act: Callable[[], None]) -> Generator[float, None, None]:
+        """It asks whether it leads, and acts a moment later."""
+        self._demand()
+        if self.freezes_s:
+            self.frozen_until, self.freezes_s = self._clock.time + self.freezes_s, 0.0
+        yield self._rng.uniform(0.0, QUICK_S)
+        if not self.leads:
+            self.late_acts += 1
+        act()
 
     # what it hears --------------------------------------------------------------------------------------------------
 
     def _hear_of_objects(self) -> None:
-        if self.up:
+        if self._leading:
             self._later(self._rng.uniform(0.001, 0.02), self.wake)
 
     def _hear_of_pod(self, uid: str, view: PodView | None) -> None:
-        """In order, each as late as the watch is."""
-        if not self.up or not self._cached:
-            return
-        when = max(self._clock.time + self._rng.uniform(0.0, self.pace.watch_lag_s), self.deaf_until)
-        if self._due:
-            when = max(when, self._due[-1][0])
-        self._due.append((when, uid, view))
-        self._later(when - self._clock.time, self._take_in)
-
-    def _take_in(self) -> None:
-        while self._due and self._due[0][0] <= self._clock.time + 1e-9:
-            _, uid, view = self._due.pop(0)
-            if view is None:
-                self._forget(uid)
-            elif uid not in self._gone:
-                self._cache[uid] = view
-        self.wake()
-
-    def _forget(self, uid: str) -> None:
-        """Gone; whether its containers had ended is remembered, as far as it was told."""
-        known = self._cache.pop(uid, None)
-        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.halted)
+        if self._leading:
+            self.watch.hear(uid, view, self.pace.watch_lag_s, self.deaf_until)
 
     def hear_all(self) -> None:
         """Its watch catches up."""
         self.deaf_until = -1.0
-        self._due = [(self._clock.time, uid, view) for _, uid, view in self._due]
-        self._take_in()
-
-    def _list_pods(self) -> None:
-        """The first list is from quorum."""
-        self._cache = dict(self._api.pods)
-        self._due.clear()
-        self._cached = True
+        if self._leading:
+            self.watch.catch_up()
 
     # passes ---------------------------------------------------------------------------------------------------------
 
@@ -198,19 +248,23 @@ class Operator:
     def _pass(self) -> Steps:
         try:
             read = self._api.read()
-            if not self._cached:
-                self._list_pods()
+            if not self.watch.listed:
+                self.watch.list()
         except Unreachable:
             self.uptime.lost()
             raise
         self.uptime.seen()
         yield self._pause()
+        if not read.present:
+            yield from self._tell_orphans(read)
+            return None
         if not self.following.followed:  # a new process waits for first words
             self._follow(read)
             yield self._rng.choice((FIRST_WORDS_S / 40, FIRST_WORDS_S))
         observed = self._observe(read)
         decision = plan(observed, self._clock.now())
         self.last_decision = decision
+        judge_decision(observed, decision, self._clock.now())
         self.on_decision(decision)
         yield self._pause()
         yield from self._apply(read, decision)
@@ -228,8 +282,8 @@ class Operator:
         )
 
     def _observe(self, read: Read) -> Observed:
-        pods = self._cache
         terminated = self._follow(read)
+        pods = self._pods(read)
         self.following.vouch(read.fleet.status.epoch)
         observed = Observed(
             fleet=read.fleet,
@@ -246,40 +300,63 @@ class Operator:
 
     def _follow(self, read: Read) -> frozenset[str]:
         """All pods with an address, and those that only the status remembers; the uids of those that ended."""
-        terminated = frozenset(member.uid for member in read.fleet.status.members if self._gone.get(member.uid, False))
-        gone = vanished(read.fleet, self._cache, terminated)
-        self.following.ensure(
-            {uid for uid, view in self._cache.items() if view.ip} | {member.uid for member in gone if member.ip}
-        )
+        terminated = frozenset(member.uid for member in read.fleet.status.members if self.watch.ended(member.uid))
+        pods = self._pods(read)
+        gone = vanished(read.fleet, pods, terminated)
+        followed = to_follow(tuple(pods.values()), gone)
+        self.following.ensure({each.uid: each.ip for each in followed if each.ip})
         return terminated
+
+    def _pods(self, read: Read) -> dict[str, PodView]:
+        """Not those of a deleted fleet of the same name."""
+        fleet = read.fleet.metadata.uid
+        return {uid: view for uid, view in self.watch.pods.items() if self._api.owners.get(uid) == fleet}
 
     def _apply(self, read: Read, decision: Decision) -> Generator[float, None, None]:
         write = decision.fleet_status
         if write is not None and write.status != read.fleet.status:
-            self._write_fleet(read, decision)
+            yield from self._do(lambda: self._write_fleet(read, decision))
             yield self._pause()
         errors: list[RollfleetError] = []
         actions = list(decision.actions)
         self._rng.shuffle(actions)  # the runtime begins them all at once
         for action in actions:
             try:
-                self._act(action)
+                yield from self._do(lambda action=action: self._act(action))  # type: ignore[misc]
             except RollfleetError as error:
                 errors.append(error)
             yield self._pause()
-        for told in decision.weight_version_statuses:
+        yield from self._tell(read, decision.weight_version_statuses, errors)
+        if errors:
+            raise next((error for error in errors if not isinstance(error, Retryable)), errors[0])
+
+    def _tell(
+        self, read: Read, writes: tuple[WeightVersionStatusWrite, ...], errors: list[RollfleetError]
+    ) -> Generator[float, None, None]:
+        for told in writes:
             known, version = read.weight_versions[told.name]
             if told.status == known.status:
                 continue
             try:
-                self._api.replace_weight_status(told.name, version, told.status)
+                yield from self._do(
+                    lambda told=told, version=version: self._api.replace_weight_status(told.name, version, told.status)  # type: ignore[misc]
+                )
             except NotFound:
                 pass
             except RollfleetError as error:
                 errors.append(error)
             yield self._pause()
+
+    def _tell_orphans(self, read: Read) -> Generator[float, None, None]:
+        """The fleet is gone: nothing of it is followed, and its WeightVersions are told."""
+        self.following.ensure({})
+        self._children.clear()
+        errors: list[RollfleetError] = []
+        for weight_version, _ in read.weight_versions.values():
+            decision = plan_orphan(weight_version, self._clock.now())
+            yield from self._tell(read, decision.weight_version_statuses, errors)
         if errors:
-            raise next((error for error in errors if not isinstance(error, Retryable)), errors[0])
+            raise errors[0]
 
     def _write_fleet(self, read: Read, decision: Decision) -> None:
         """The fence between two operators: nothing is done where it fails."""
@@ -291,28 +368,20 @@ class Operator:
             self.following.give(action.pod_uid, action.command)
         elif isinstance(action, CreatePod):
             self._api.write_pod(lambda: self._nodes.create(action.manifest))
-            self._learn(next((uid for uid, view in self._api.pods.items() if view.name == _name(action)), ""))
+            self.watch.learn(next((uid for uid, view in self._api.pods.items() if view.name == _name(action)), ""))
         elif isinstance(action, DeletePod):
             self._api.write_pod(lambda: self._nodes.delete(action.uid))
-            self._learn(action.uid)
+            self.watch.learn(action.uid)
         elif isinstance(action, StopPod):
             self._api.write_pod(lambda: self._nodes.stop(action.uid, action.why))
-            self._learn(action.uid)
+            self.watch.learn(action.uid)
         elif isinstance(action, LabelPod):
             self._api.write_pod(lambda: self._api.change_pod(action.uid, serving_label=action.serving))
-            self._learn(action.uid)
+            self.watch.learn(action.uid)
         elif isinstance(action, ApplyObject):
             self._children[f"{action.manifest['kind']}/{action.manifest['metadata']['name']}"] = action.content_hash
         elif isinstance(action, DeleteObject):
             self._children.pop(f"{action.kind}/{action.name}", None)
-
-    def _learn(self, uid: str) -> None:
-        """The answer to a write is newer than what the watch told."""
-        view = self._api.pods.get(uid)
-        if view is None:
-            self._forget(uid)
-        else:
-            self._cache[uid] = view
 
 
 def _name(action: CreatePod) -> str:

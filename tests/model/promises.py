@@ -4,73 +4,49 @@ The auditor keeps books of its own: what was committed, which epoch was given to
 answered and when. It looks at what engines really hold, not at what they say.
 """
 
-from dataclasses import dataclass, field
-
-from rollfleet_operator.api.rolloutengine import Committed, RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Phase, StrategyType, WeightVersion, WeightVersionStatus
-from rollfleet_protocol.commands import Command, Transfer
+from rollfleet_operator.api.weightversion import StrategyType, WeightVersion
+from rollfleet_protocol.commands import Close, Command, PauseMode, Transfer, Verify
 from rollfleet_protocol.state import Gate, OperationName, WeightsState
+from tests.model.answers import judge_answer
 from tests.model.api_server import ApiServer
+from tests.model.books import Book, BrokenPromise, Ledger
 from tests.model.clock import Clock
 from tests.model.engines import ModelEngine
 from tests.model.nodes import Host, Nodes
+from tests.model.requests import Request
+from tests.model.statuses import Statuses
 from tests.support.builders import digest_of
 from tests.support.simulated_engine import MODEL_DIGEST
 
+__all__ = ["Auditor", "BrokenPromise"]
+
 PROBE_TOLERANCE = 1e-3
 SILENT_S = 1.0  # past the time at which a guard reopens by itself
-
-
-class BrokenPromise(AssertionError):  # noqa: N818 - a promise is broken, not an error made
-    """A promise that did not hold; `promise` is its name in the list of mutations."""
-
-    def __init__(self, promise: str, text: str) -> None:
-        super().__init__(f"{promise}: {text}")
-        self.promise = promise
-
-
-@dataclass
-class Answer:
-    """What a client was told, counted together."""
-
-    version: int
-    count: int = 0
-    first_s: float = 0.0
-    last_s: float = 0.0
-
-
-@dataclass
-class Long:
-    """A request that takes a while."""
-
-    version: int
-
-
-@dataclass
-class Book:
-    """The auditor's own record."""
-
-    committed: Committed | None = None  # as it was written last; outlives a lost status
-    lost: bool = False  # the status was lost and nothing was committed since
-    ever_lost: bool = False  # after that epochs may begin anew: nobody may know of the old ones
-    answers: list[Answer] = field(default_factory=list)
-    highest_answered: int = -1
-    epochs: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # epoch -> (uid, version, attempt)
-    commits: int = 0
+MOST_REQUESTS = 3  # at one engine
+SHARED_S = 60.0  # after which an operator knows that no engine is up
 
 
 class Auditor:
     """Looks after every event."""
 
     def __init__(self, clock: Clock, api: ApiServer, nodes: Nodes) -> None:
-        self.book = Book()
-        self._long: dict[str, Long] = {}
+        self.ledger = Ledger()
+        self.statuses = Statuses(api, nodes, self.ledger)
         self._clock = clock
         self._api = api
         self._nodes = nodes
-        api.on_fleet_status = self._fleet_written
-        api.on_weight_status = self._weights_written
+        self._up: dict[str, float] = {}  # template -> when an engine of it served last
         nodes.on_start = self._watch
+        nodes.on_stop = self._stopped
+
+    @property
+    def book(self) -> Book:
+        """Of the fleet that there is now."""
+        return self.statuses.book
+
+    def saw(self, what: str) -> None:
+        """A situation was reached."""
+        self.ledger.seen[what] += 1
 
     # what clients see -----------------------------------------------------------------------------------------------
 
@@ -79,12 +55,15 @@ class Auditor:
         probes: dict[tuple[int, tuple[int, ...]], tuple[str, tuple[float, ...]]] = {}  # by version and tokens
         for host in self._nodes.hosts.values():
             process = host.process
-            if process is None:
+            if process is None or host.fleet != self.book.uid or self._is_beyond(host):
                 continue
+            self._note_verified(process)
             if process.state.gate is Gate.CLOSED:
                 self._judge_closed(host, process)
                 continue
             self._judge_open(host, process)
+            self.book.proven.add(host.template)
+            self._up[host.template] = self._clock.time
             self._answered(host.uid, process.state.weights.version or 0)
             probe = process.state.probe
             if probe is not None and probe.version == process.state.weights.version:
@@ -93,9 +72,27 @@ class Auditor:
                 if apart > PROBE_TOLERANCE:
                     raise BrokenPromise("agree", f"{name} and {host.uid} serve and differ by {apart:g} in the probe")
 
-    def _judge_closed(self, host: Host, process: ModelEngine) -> None:
-        """Nobody is held back on good weights by an operator that says nothing any more."""
+    def _is_beyond(self, host: Host) -> bool:
+        """Its pod vanished, and the only record of that was lost with the fleet's status: nobody can know of it."""
+        if not self.book.ever_lost or host.uid in self._api.pods:
+            return False
+        return all(member.uid != host.uid for member in self._api.fleet.status.members)
+
+    def _note_verified(self, process: ModelEngine) -> None:
         state = process.state
+        probe = state.probe
+        if (
+            probe is not None
+            and state.weights.state is WeightsState.VERIFIED
+            and probe.version == state.weights.version
+        ):
+            self.book.verified.setdefault((probe.version, probe.epoch), set()).add(state.incarnation)
+
+    def _judge_closed(self, host: Host, process: ModelEngine) -> None:
+        """Nobody is held back on good weights by an operator that says nothing any more, and no client for ever."""
+        state = process.state
+        if process.crowd.turnstile.kept and self._clock.time > process.crowd.kept_until + SILENT_S:
+            raise BrokenPromise("owner", f"{host.uid} keeps requests past {process.crowd.kept_until:.1f}")
         if state.reopen_at is None or self._clock.time < state.reopen_at + SILENT_S:
             return
         held = state.alive and not state.draining and state.reopens and state.weights.state is WeightsState.VERIFIED
@@ -112,11 +109,14 @@ class Auditor:
         if previous is not None and weights.version == previous.version:
             if previous.digest not in (None, weights.digest):
                 raise BrokenPromise("never stale", f"{host.uid} answers from {weights}, recorded is {previous}")
+            self.saw("open: at the version before, while it rolls")
             return
         if weights.version != committed.version:
             raise BrokenPromise(
                 "never stale", f"{host.uid} answers at {weights.version}, committed is {committed.version}"
             )
+        if process.state.incarnation in committed.excluded:
+            raise BrokenPromise("excluded", f"{host.uid} is open, and the commit names it as odd")
         expected = MODEL_DIGEST if committed.version == 0 else committed.digest or digest_of(committed.checkpoint or "")
         if process.resident.rstrip("!") != expected:
             raise BrokenPromise("never stale", f"{host.uid} really holds {process.resident}, not {expected}")
@@ -128,52 +128,61 @@ class Auditor:
         if version < book.highest_answered and not (book.lost or mixed):
             raise BrokenPromise("atomic", f"{who} answered at {version} after {book.highest_answered} was answered")
         book.highest_answered = max(book.highest_answered, version)
-        if not book.answers or book.answers[-1].version != version:
-            book.answers.append(Answer(version, first_s=self._clock.time))
-        book.answers[-1].count += 1
-        book.answers[-1].last_s = self._clock.time
 
-    def begin_long(self, host: Host, seconds: float) -> None:
+    def begin(self, host: Host, seconds: float, *, streams: bool, pinned: bool) -> None:
         """A client begins a request that takes a while."""
         process = host.process
-        if process is None or not process.open or process.in_flight:
+        if process is not None and process.open and process.in_flight < MOST_REQUESTS:
+            process.admit(self._clock.time, seconds, streams=streams, pinned=pinned)
+            self._nodes.on_change(host)
+
+    def _told(self, host: Host, request: Request) -> None:
+        """A client has its answer."""
+        if host.fleet != self.book.uid or self._is_beyond(host):
             return
-        process.in_flight = 1
-        request = Long(process.state.weights.version or 0)
-        self._long[host.uid] = request
+        version = judge_answer(request, self.book, self.ledger)
+        if not request.was_kept:
+            self._answered(host.uid, version)
 
-        def end() -> None:
-            # Else it was aborted, and the place may be another's.
-            if host.process is process and process.in_flight and self._long[host.uid] is request:
-                process.in_flight = 0
-                self._nodes.on_change(host)
-                self._answered(host.uid, request.version)
-
-        self._clock.later(seconds, end)
+    def _cut(self, request: Request) -> None:
+        self.saw("answer: cut while kept" if request.was_kept else "answer: cut")
 
     # what operators do ----------------------------------------------------------------------------------------------
 
     def _watch(self, host: Host) -> None:
         if host.process is not None:
             host.process.on_command = lambda command: self._commanded(host, command)
+            host.process.crowd.on_answer = lambda request: self._told(host, request)
+            host.process.crowd.on_cut = self._cut
 
     def _commanded(self, host: Host, command: Command) -> None:
         process = host.process
-        if process is None or command.incarnation != process.state.incarnation:
+        if process is None or command.incarnation != process.state.incarnation or host.fleet != self.book.uid:
             return
         if command.epoch < process.state.epoch:
             before = process.state
+            self.saw("command: of an older epoch")
             self._clock.later(0.0, lambda: self._unmoved(host, process, before.epoch))
             return
         recorded = self._api.fleet.status.epoch
         if command.epoch > recorded and not self.book.ever_lost:
             raise BrokenPromise("epoch", f"{type(command).__name__} under epoch {command.epoch}, recorded {recorded}")
+        if isinstance(command, Close) and command.mode is not PauseMode.ABORT and process.in_flight:
+            self.saw(f"close: in mode {command.mode}, with requests in flight")
+        self._judge_hold(host, command, recorded)
         if isinstance(command, Transfer) and self._takes(process, command):
             self._judge_transfer(host, command)
 
     def _unmoved(self, host: Host, process: ModelEngine, epoch: int) -> None:
         if host.process is process and process.state.epoch < epoch:
             raise BrokenPromise("epoch", f"{host.uid} went back from epoch {epoch} to {process.state.epoch}")
+
+    def _judge_hold(self, host: Host, command: Command, recorded: int) -> None:
+        """onFailure Hold: what was touched is left as it is."""
+        hold = self.book.hold
+        if hold is None or not isinstance(command, Transfer | Verify) or not hold.epoch <= command.epoch == recorded:
+            return
+        raise BrokenPromise("hold", f"{type(command).__name__} to {host.uid} under {command.epoch}, held since {hold}")
 
     def _takes(self, process: ModelEngine, command: Transfer) -> bool:
         """Whether this command begins a transfer, and does not repeat one."""
@@ -182,83 +191,58 @@ class Auditor:
         return staged and state.weights.state is not WeightsState.UPDATING
 
     def _judge_transfer(self, host: Host, command: Transfer) -> None:
-        """Nobody who holds other weights answers, or could by itself, once weights begin to change."""
+        """Nobody who holds other weights answers, or could by itself, once weights begin to change.
+
+        While an update with strategy Rolling moves its first batch the others answer, but from the committed version.
+        """
         committed = self.book.committed
         if committed is not None and command.version == committed.version:
             return
-        if any(each.spec.strategy.type is StrategyType.ROLLING for each, _ in self._api.weight_versions.values()):
-            return  # the others answer meanwhile: that is what is asked for
-        for other in self._nodes.running:
+        rolls = self._rolls(command)
+        for other in self._nodes.of(self.book.uid):
             process = other.process
-            if process is None or other is host:
+            if process is None or other is host or self._is_beyond(other):
                 continue
             state = process.state
+            if rolls:
+                if process.open and (committed is None or state.weights.version != committed.version):
+                    raise BrokenPromise("fence", f"the first batch rolls and {other.uid} answers at {state.weights}")
+                continue
             if process.open or process.in_flight:
                 raise BrokenPromise("fence", f"transfer to {host.uid} at {command.version} while {other.uid} answers")
-            if state.reopen_at is not None and state.alive and not state.armed and not state.draining:
+            if state.reopen_at is not None and state.alive and not state.draining:
                 raise BrokenPromise("fence", f"transfer to {host.uid} while {other.uid} may reopen by itself")
 
-    def _fleet_written(self, before: RolloutEngineStatus, after: RolloutEngineStatus) -> None:
-        book = self.book
-        if after.epoch < before.epoch:
-            raise BrokenPromise("epoch", f"the fleet's epoch fell from {before.epoch} to {after.epoch}")
-        if after.committed == before.committed:
-            return
-        if after.committed is None:
-            raise BrokenPromise("commit", "an operator took the commit record away")
-        if not book.lost and _same(book.committed, after.committed):  # the roll ended
-            book.committed = after.committed
-            return
-        if book.committed is not None and not book.lost and after.committed.version <= book.committed.version:
-            raise BrokenPromise("commit", f"from {book.committed.version} back to {after.committed.version}")
-        self._judge_commit(after.committed, found_again=book.lost and before.committed is None)
-        if book.lost:
-            book.highest_answered = -1
-        book.committed, book.lost = after.committed, False
-        book.commits += 1
+    def _rolls(self, command: Transfer) -> bool:
+        """By the spec of the update to which the epoch was given."""
+        uid, version, _ = self.book.epochs.get(command.epoch, ("", command.version, 0))
+        spec = self.ledger.specs.get((uid, version))
+        return spec is not None and spec.strategy.type is StrategyType.ROLLING
 
-    def _judge_commit(self, committed: Committed, *, found_again: bool) -> None:
-        """Somebody really holds it, verified; nobody who takes part holds it unverified."""
-        if found_again:
-            return
-        held = [
-            host.process
-            for host in self._nodes.running
-            if host.process is not None and host.process.state.weights.version == committed.version
-        ]
-        verified = [process for process in held if process.state.weights.state is WeightsState.VERIFIED]
-        if not verified and held:
-            raise BrokenPromise("commit", f"version {committed.version} is committed and nobody verified it")
-        epoch = self._api.fleet.status.epoch
-        for process in held:
-            state = process.state
-            if state.weights.state is WeightsState.LOADED and state.epoch == epoch and state.alive:
-                if state.draining or self._is_leaving(process):
-                    continue
-                raise BrokenPromise("commit", f"version {committed.version} is committed before {state.incarnation}")
+    def _stopped(self, host: Host) -> None:
+        """Whoever comes of a template that served is not stopped for a cause that all may share."""
+        self.saw("engine: stopped for good")
+        served = self._clock.time - self._up.get(host.template, -SHARED_S)
+        if host.template in self.book.proven and served >= SHARED_S and not self.book.ever_lost:
+            raise BrokenPromise(
+                "restarts", f"{host.uid} is stopped, and no engine of its template is up to compare with"
+            )
 
-    def _is_leaving(self, process: ModelEngine) -> bool:
-        host = next((host for host in self._nodes.hosts.values() if host.process is process), None)
-        view = None if host is None else self._api.pods.get(host.uid)
-        return view is None or view.deleting or not view.started
+    # what people do -------------------------------------------------------------------------------------------------
 
-    def _weights_written(self, weight_version: WeightVersion, status: WeightVersionStatus) -> None:
-        if status.phase is not Phase.PREPARING or not status.epoch:
-            return
-        given = (weight_version.metadata.uid, status.version, status.attempt)
-        known = self.book.epochs.setdefault(status.epoch, given)
-        if known[:2] != given[:2] and not self.book.ever_lost:
-            raise BrokenPromise("epoch", f"epoch {status.epoch} of {known} is given to {given} again")
+    def asked(self, weight_version: WeightVersion) -> None:
+        """A person writes a spec."""
+        self.book.hold = None
+        self.ledger.specs[weight_version.metadata.uid, weight_version.spec.version] = weight_version.spec
 
-    # what the chaos does --------------------------------------------------------------------------------------------
+    def deleted(self, weight_version: WeightVersion) -> None:
+        """A person deletes it."""
+        self.book.hold = None
 
     def status_lost(self) -> None:
         """Somebody restored the objects from a backup without their statuses."""
         self.book.lost = self.book.ever_lost = True
 
-
-def _same(one: Committed | None, other: Committed) -> bool:
-    """Whether only the version before, or who is excluded, was recorded anew."""
-    if one is None:
-        return False
-    return (one.version, one.digest, one.weight_version_uid) == (other.version, other.digest, other.weight_version_uid)
+    def fleet_made(self, uid: str) -> None:
+        """Another fleet of the same name: nothing that was true of the one before binds it."""
+        self.statuses.book = Book(uid)

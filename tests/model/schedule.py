@@ -28,7 +28,12 @@ KINDS = {
     "evict": 2,
     "force_delete": 4,
     "power_off": 2,
-    "collect_garbage": 1,
+    "collect_garbage": 2,
+    "collect_unnoticed": 1,
+    "garbage_fails": 1,
+    "volume_away": 2,
+    "delete_fleet": 2,
+    "freeze_operator": 3,
     "fail_step": 4,
     "wrong_digest": 3,
     "damage_silently": 2,
@@ -50,18 +55,31 @@ KINDS = {
     "change_checkpoint": 2,
     "long_request": 4,
 }
-SECONDS = (0.5, 2.0, 8.0, 20.0, 45.0, 90.0)
+# What belongs together, and falls together more often than by chance; every other schedule has one of these.
+THEMES: tuple[tuple[str, ...], ...] = (
+    ("bump", "wrong_digest", "fail_step", "retry", "hang"),
+    ("bump", "roll", "damage_silently", "crash", "core_dies"),
+    ("bump", "wrong_digest", "change_checkpoint", "break_checkpoint", "bump_to_broken"),
+    ("bump", "long_request", "fail_step", "kill_operator"),
+    ("freeze_operator", "api_down", "bump", "kill_operator", "replace_operator"),
+    ("collect_garbage", "garbage_fails", "collect_unnoticed", "volume_away", "bump"),
+    ("delete_fleet", "create_version_again", "delete_version", "lose_status", "bump"),
+)
+OFTEN = 15  # weight of what belongs to the theme
+SECONDS = (0.5, 2.0, 8.0, 20.0, 45.0, 90.0, 180.0)
+LUCK = 1000
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.4, 1.0, 3.0, 10.0, 25.0)
 
 
 @dataclass(frozen=True)
 class Happening:
-    """Something at a time. `who` and `seconds` mean what they can for its kind."""
+    """Something at a time. `who`, `seconds` and `luck` mean what they can for its kind."""
 
     at: float
     kind: str
     who: int
     seconds: float
+    luck: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +89,8 @@ class Schedule:
     seed: int
     replicas: int
     operators: int
+    lease: bool  # one of them acts, told by a Lease; else all do
+    drift: float  # of the second operator's clock, against the first one's
     load_s: float
     step_s: tuple[float, ...]  # how long each of STEPS takes
     net: NetFaults
@@ -82,6 +102,8 @@ class Schedule:
 def schedule_of(seed: int, kinds: Mapping[str, int] = KINDS) -> Schedule:
     """The schedule of a seed: always the same. `kinds`: what happens in it, by weight."""
     rng = random.Random(seed)
+    if kinds is KINDS and seed % 2:
+        kinds = KINDS | dict.fromkeys(THEMES[seed // 2 % len(THEMES)], OFTEN)
     harsh = rng.choice((0.0, 0.3, 1.0))  # how bad the weather is between the blows
 
     def chance(most: float) -> float:
@@ -90,7 +112,9 @@ def schedule_of(seed: int, kinds: Mapping[str, int] = KINDS) -> Schedule:
     return Schedule(
         seed=seed,
         replicas=rng.choice((1, 2, 2, 3, 3, 4)),
-        operators=rng.choice((1, 1, 2)),
+        operators=rng.choice((1, 2, 2)),
+        lease=rng.random() < 0.5,
+        drift=rng.choice((1.0, 0.9, 1.1)),
         load_s=rng.choice((0.2, 1.0, 8.0)),
         step_s=tuple(rng.choice((0.01, 0.1, 1.0, 6.0)) for _ in STEPS),
         net=NetFaults(lose_request=chance(0.1), lose_answer=chance(0.2), delay=chance(0.2)),
@@ -107,7 +131,7 @@ def _happenings(rng: random.Random, given: Mapping[str, int]) -> tuple[Happening
     kinds, weights = tuple(given), tuple(given.values())
     for number in range(rng.randint(2, MAX_HAPPENINGS)):
         kind = "bump" if number == 0 else rng.choices(kinds, weights)[0]
-        found.append(Happening(at, kind, rng.randrange(12), rng.choice(SECONDS)))
+        found.append(Happening(at, kind, rng.randrange(12), rng.choice(SECONDS), rng.randrange(LUCK)))
         at += rng.choice(GAPS) * rng.uniform(0.5, 1.5)
         if at > HORIZON_S:
             break

@@ -4,7 +4,6 @@ import pytest
 
 from tests.model.mutations import MUTATIONS, Mutation
 from tests.model.promises import BrokenPromise
-from tests.model.schedule import schedule_of
 from tests.model.world import World
 
 BOUND = 100
@@ -14,7 +13,7 @@ def hunt(mutation: Mutation, bound: int = BOUND) -> tuple[int, BrokenPromise] | 
     """The first seed that finds it."""
     for seed in range(bound):
         try:
-            World(schedule_of(seed, mutation.kinds)).live()
+            World(mutation.schedule(seed)).live()
         except BrokenPromise as broken:
             return seed, broken
     return None

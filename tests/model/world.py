@@ -4,22 +4,26 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from rollfleet_operator.api.rolloutengine import Aftermath
+from rollfleet_operator.api.rolloutengine import Aftermath, Startup
 from rollfleet_operator.api.weightversion import Phase
 from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_operator.core.policies import OPENING_S, REOPENING_S
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.rolling import roll_seconds
 from rollfleet_protocol.state import OperationName, WeightsState
 from tests.model.api_server import ApiFaults, ApiServer
-from tests.model.chaos import DEADLINES, RETRY, Chaos
+from tests.model.asks import DEADLINES, RETRY
+from tests.model.chaos import Chaos
 from tests.model.clock import Clock
+from tests.model.describing import describe
 from tests.model.engines import Damage, Shelf
+from tests.model.leases import Lease
 from tests.model.network import Network
 from tests.model.nodes import Host, Nodes
 from tests.model.operators import Operator, Pace
 from tests.model.promises import Auditor, BrokenPromise
 from tests.model.schedule import STEPS, Schedule
-from tests.support.builders import make_fleet
+from tests.support.builders import NOW, make_fleet
 
 ENDED = (Phase.ACTIVE, Phase.FAILED)
 ALL_DEADLINES_S = float(
@@ -29,11 +33,21 @@ ALL_DEADLINES_S = float(
     + DEADLINES.verify_seconds
 )
 BOUND_S = RETRY.attempts * ALL_DEADLINES_S + OPENING_S + REOPENING_S + 60.0
+PHASE_S = {
+    Phase.PREPARING: DEADLINES.prepare_seconds,
+    Phase.QUIESCING: DEADLINES.quiesce_seconds,
+    Phase.TRANSFERRING: DEADLINES.transfer_seconds,
+    Phase.VERIFYING: DEADLINES.verify_seconds,
+    Phase.OPENING: OPENING_S,
+}
+LATE_S = 60.0  # an operator that stalls, or whose writes fail, sees a deadline late
 UP_S = 120.0  # a healthy fleet comes up, or changes, within this
 HEALED_S = 700.0  # a kubelet gets minutes to end what the API server has forgotten, see KUBELET_S
 IDLE_S = 90.0
 MAX_EVENTS = 60_000  # of one schedule: more is a loop that never ends
 TICK_S = 1.0
+COLLECTED_SHARE = 0.2  # of what has no owner, each second
+STARTUP = Startup(restart_budget=2)
 FOR_GOOD_S = 1e9
 LOOK_S = 0.05  # how often a guard looks at its clock
 
@@ -48,6 +62,7 @@ class Report:
     simulated_s: float = 0.0
     counts: dict[str, int] = field(default_factory=dict)
     outcomes: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)  # situations that were reached, and how often
 
 
 class World:
@@ -57,16 +72,17 @@ class World:
         self.schedule = schedule
         self.rng = random.Random(schedule.seed + 1)
         self.clock = Clock()
-        self.api = ApiServer(self.clock, self.rng, make_fleet(replicas=schedule.replicas))
+        self.api = ApiServer(self.clock, self.rng, make_fleet(replicas=schedule.replicas, startup=STARTUP))
         self.nodes = Nodes(self.clock, self.rng, self.api, Shelf())
         self.nodes.load_s = schedule.load_s
         self.nodes.make_damage = self._make_damage
         self.nodes.on_change = self._changed
         self.network = Network(self.clock, self.rng)
         self.auditor = Auditor(self.clock, self.api, self.nodes)
+        lease = Lease() if schedule.lease else None
         self.operators = [
-            Operator(f"operator-{number}", self.clock, self.rng, self.api, self.network, self.nodes)
-            for number in range(schedule.operators)
+            Operator(f"operator-{number}", self.clock, self.rng, self.api, self.network, self.nodes, lease, drift)
+            for number, drift in enumerate((1.0, schedule.drift)[: schedule.operators])
         ]
         self.chaos = Chaos(self.clock, self.api, self.nodes, self.network, self.operators, self.auditor)
         self.chaos.on_asked = self._asked
@@ -115,18 +131,23 @@ class World:
         self._restore_checkpoints()
         self.chaos.slow.clear()
         for node in self.nodes.nodes:
-            node.lost_until = node.cut_until = node.off_until = -1.0
+            node.lost_until = node.cut_until = node.off_until = node.deaf_until = -1.0
+            node.forgotten = False
         for host in self.nodes.hosts.values():
             host.damage.fails.clear()
             host.damage.wrong_digest = host.damage.silent = False
             if host.process is not None:
                 host.process.unhang(self.clock.time)
                 self._changed(host)
+        self.nodes.away.clear()
+        self.nodes.unjudged_until = -1.0
         for operator in self.operators:
             operator.pace = Pace()
+            operator.frozen_until = -1.0
             operator.hear_all()
-        for operator in self.operators[1:]:
-            operator.kill(FOR_GOOD_S)  # where the Lease can be trusted again, one leads
+        if not self.schedule.lease:
+            for operator in self.operators[1:]:
+                operator.kill(FOR_GOOD_S)  # from here on one leads
 
     def _restore_checkpoints(self) -> None:
         committed = self.auditor.book.committed
@@ -150,6 +171,8 @@ class World:
         if self.clock.events > MAX_EVENTS:
             raise BrokenPromise("always ends", f"{MAX_EVENTS} events and no end: something spins")
         self.auditor.look()
+        if self.schedule.lease and sum(operator.leads for operator in self.operators) > 1:
+            raise BrokenPromise("one leader", f"{[(each.name, each.leads) for each in self.operators]}")
 
     def _run_until(self, seconds: float, what: str, holds: Callable[[], bool]) -> None:
         end = self.clock.time + seconds
@@ -160,7 +183,7 @@ class World:
                 if holds():
                     return
             if self.clock.time >= end:
-                raise BrokenPromise("always ends", f"not within {seconds:g} s: {what}: {self.describe()}")
+                raise BrokenPromise("always ends", f"not within {seconds:g} s: {what}: {describe(self)}")
             self._step()
 
     # engines --------------------------------------------------------------------------------------------------------
@@ -205,20 +228,30 @@ class World:
 
     def _tick(self) -> None:
         self.clock.later(TICK_S, self._tick)
-        able = not self.api.down and any(operator.up for operator in self.operators)
-        lives = tuple(operator.uptime.since if operator.up else None for operator in self.operators)
+        able = not self.api.down and any(operator.leads for operator in self.operators)
+        lives = tuple(operator.uptime.since if operator.leads else None for operator in self.operators)
         if not able or lives != self._lives:  # deadlines count from when somebody can act
             self.able_since = self.clock.time
         self._lives = lives
         self._note_outcome()
+        self._collect_garbage()
         if self.calm:
             self._restore_checkpoints()
             self._clear_away()
         if not self._has_ended() and self.clock.time > max(self.asked_at, self.able_since) + BOUND_S:
-            raise BrokenPromise("always ends", f"not ended within {BOUND_S:g} s: {self.describe()}")
+            raise BrokenPromise("always ends", f"not ended within {BOUND_S:g} s: {describe(self)}")
+        self._judge_phase()
         if self.rng.random() < 0.3 and self.nodes.hosts:
             host = self.rng.choice(sorted(self.nodes.hosts.values(), key=lambda host: host.uid))
-            self.auditor.begin_long(host, self.rng.choice((0.05, 1.0, 15.0)))
+            seconds, streams = self.rng.choice((0.05, 1.0, 15.0)), self.rng.random() < 0.5
+            self.auditor.begin(host, seconds, streams=streams, pinned=self.rng.random() < 0.2)
+
+    def _collect_garbage(self) -> None:
+        """Pods of a fleet that is gone go, sooner or later."""
+        present = self.api.fleet.metadata.uid if self.api.fleet_present else ""
+        for uid, view in list(self.api.pods.items()):
+            if self.api.owners.get(uid) != present and not view.deleting and self.rng.random() < COLLECTED_SHARE:
+                self.nodes.delete(uid)
 
     def _note_outcome(self) -> None:
         charge = self.chaos.charge
@@ -233,11 +266,26 @@ class World:
     def _has_ended(self) -> bool:
         """Whether the update that is asked for is over, or is none."""
         charge, fleet = self.chaos.charge, self.api.fleet
-        if charge is None or fleet.status.committed is None:
+        if charge is None or fleet.status.committed is None or not self.api.fleet_present:
             return True
         if not judge_weight_version(charge, fleet, charge, fleet.status.committed).accepted:
             return True
         return charge.status.version == charge.spec.version and charge.status.phase in ENDED
+
+    def _judge_phase(self) -> None:
+        """Each phase ends by its own deadline, counted from when somebody could act."""
+        charge = self.chaos.charge
+        if self._has_ended() or charge is None or charge.status.phase_started_at is None:
+            return
+        status = charge.status
+        seconds = PHASE_S.get(status.phase)
+        if seconds is None or status.version != charge.spec.version:
+            return
+        if status.phase is Phase.OPENING:
+            seconds += roll_seconds(charge, max(self.api.fleet.spec.replicas, len(self.nodes.hosts)))
+        began = (status.phase_started_at - NOW).total_seconds()
+        if self.clock.time > max(began, self.able_since, self.asked_at) + seconds + LATE_S:
+            raise BrokenPromise("always ends", f"{status.phase} has lasted since {began:.1f}: {describe(self)}")
 
     # looks ----------------------------------------------------------------------------------------------------------
 
@@ -256,7 +304,7 @@ class World:
         return True
 
     def _is_well(self) -> bool:
-        if not self.operators[0].up or not self._has_ended():
+        if not any(each.leads for each in self.operators) or not self._has_ended() or not self.api.fleet_present:
             return False
         committed = self.api.fleet.status.committed
         if any(member.vanished_since for member in self.api.fleet.status.members):
@@ -265,7 +313,10 @@ class World:
             return True
         if committed is None:  # lost, and nobody can tell: closed, until a person decides
             told = {condition.reason for condition in self.api.fleet.status.conditions}
-            answering = any(host.process is not None and host.process.open for host in self.nodes.hosts.values())
+            answering = any(
+                host.process is not None and host.process.open and host.obeys == self.operators[0].account_uid
+                for host in self.nodes.hosts.values()
+            )
             if self.api.fleet.spec.replicas == 0:
                 return not self.api.pods
             return "CommitUnknown" in told and not answering and len(self.api.pods) == self.api.fleet.spec.replicas
@@ -299,7 +350,7 @@ class World:
             return False
         if charge.status.phase is Phase.FAILED:
             if last is None or last.reason != Reason.CANNOT_BE_FENCED:
-                raise BrokenPromise("always ends", f"a good version failed on a healthy fleet: {self.describe()}")
+                raise BrokenPromise("always ends", f"a good version failed on a healthy fleet: {describe(self)}")
             # A pod went while nobody looked: its kubelet must have had its time before anything may change.
             self.chaos.ask(self.chaos.newest + 1)
             return False
@@ -314,45 +365,23 @@ class World:
         while self.clock.time < end:
             self._step()
         if self.api.writes != writes:
-            raise BrokenPromise("idle", f"{self.api.writes - writes} writes while nothing happened: {self.describe()}")
-
-    def describe(self) -> str:
-        """The world in a few lines."""
-        charge, status = self.chaos.charge, self.api.fleet.status
-        lines = [f"t={self.clock.time:.2f} epoch {status.epoch} committed {status.committed}"]
-        if charge is not None:
-            told = charge.status
-            lines.append(
-                f"{charge.metadata.uid} asks {charge.spec.version}: {told.version} {told.phase} epoch {told.epoch} "
-                f"attempt {told.attempt} since {told.phase_started_at} {told.progress}"
-            )
-        for host in self.nodes.hosts.values():
-            view, process = self.api.pods.get(host.uid), host.process
-            state = None if process is None else process.state
-            lines.append(
-                f"{host.uid} leaving={host.leaving} view={view and (view.phase, view.started, view.deleting)} "
-                + (
-                    "no process"
-                    if state is None
-                    else f"{state.gate} armed={state.armed} paused={state.paused} epoch={state.epoch} "
-                    f"{state.weights} op={state.operation and (state.operation.name, state.operation.status)}"
-                )
-            )
-        lines.append(f"last finished: {status.last_finished}")
-        lines.append(str(status.engines.details))
-        lines.append(f"operators: {[(each.name, each.up) for each in self.operators]}")
-        return "\n  ".join(lines)
+            raise BrokenPromise("idle", f"{self.api.writes - writes} writes while nothing happened: {describe(self)}")
 
     def _report(self) -> Report:
         counts = dict(self.chaos.counts)
         for more in (self.network.counts, self.api.counts):
             for what, number in more.items():
                 counts[what] = counts.get(what, 0) + number
+        seen = self.auditor.ledger.seen
+        seen["operator: acted after its term had ended"] += sum(each.late_acts for each in self.operators)
+        seen["operator: lost its term"] += sum(each.lost_terms for each in self.operators)
+        seen["address: of an engine that runs on, given to another"] += self.nodes.reused
         return Report(
             events=self.clock.events,
             passes=sum(operator.passes for operator in self.operators),
-            commits=self.auditor.book.commits,
+            commits=self.auditor.ledger.commits,
             simulated_s=self.clock.time,
             counts=counts,
             outcomes=self._outcomes,
+            seen={what: count for what, count in seen.items() if count},
         )

@@ -71,6 +71,8 @@ class Pending:
 class EngineProcess:
     """One incarnation. Times are seconds of the simulated clock."""
 
+    resumes_at_end: tuple[OperationName, ...] = (OperationName.VERIFY, OperationName.REOPEN)
+
     def __init__(self, incarnation: str, store: Store, temper: Temper, rng: random.Random) -> None:
         self.state = GuardState(incarnation=incarnation)
         self.in_flight = 0
@@ -93,6 +95,10 @@ class EngineProcess:
     def drain(self, now: float) -> None:
         """The preStop hook began."""
         self.apply(DrainBegan(), now)
+        self.empty(now)
+
+    def empty(self, now: float) -> None:
+        """Whatever is in flight ends."""
         self.in_flight = 0
 
     def next_event(self) -> float | None:
@@ -111,14 +117,19 @@ class EngineProcess:
 
     def apply(self, event: Event | Command, now: float) -> Rejection | None:
         """One event of the guard."""
-        decision = decide(self.state, event, now, self.in_flight)
+        before = self.state
+        decision = decide(before, event, now, self.in_flight)
         self.state = decision.state
+        self.moved(before, now)
         for effect in decision.effects:
             if isinstance(effect, Start):
                 self._begin(effect.operation, now)
             elif isinstance(effect, CancelOperation):
                 self._give_up(effect.operation_id)
         return decision.rejection
+
+    def moved(self, before: GuardState, now: float) -> None:
+        """The machine has decided; what follows is not begun yet."""
 
     def _give_up(self, operation_id: int) -> None:
         if self._pending is not None and self._pending.operation.id == operation_id:
@@ -129,9 +140,9 @@ class EngineProcess:
             self.apply(Paused(), now)
         if operation.name is OperationName.TRANSFER:
             self.resident = "sha256:garbage"
-        takes_s, given_s = self._temper.seconds(operation.name), _deadline_s(operation)
+        takes_s, given_s = self._temper.seconds(operation.name), _deadline_s(operation) - (now - operation.started)
         if takes_s > given_s:
-            text = f"not done within {given_s:g} s"
+            text = f"not done within {_deadline_s(operation):g} s"
             self._temper.fails[operation.name] = fault(FailureReason.DEADLINE_EXCEEDED, text)
         self._pending = Pending(operation, now + min(takes_s, given_s))
 
@@ -139,8 +150,8 @@ class EngineProcess:
         failure = self._temper.fails.pop(operation.name, None)
         command = operation.command
         if isinstance(command, Close):
-            self.in_flight = 0
-        if operation.name in (OperationName.VERIFY, OperationName.REOPEN) and self.state.paused:
+            self.empty(now)
+        if operation.name in self.resumes_at_end and self.state.paused:
             self.apply(Resumed(), now)
         read = self._store.read(command.source.root, command.source.path) if isinstance(command, Prepare) else ""
         if failure is None and isinstance(read, Failure):
