@@ -132,7 +132,8 @@ class Statuses:
             self._saw(f"phase: {status.phase}")
             if status.phase is Phase.ACTIVE:
                 self._judge_active(weight_version, status)
-        if status.phase is Phase.PREPARING and status.epoch and status.epoch != before.epoch:
+        begun = (status.version, status.epoch, status.attempt)
+        if status.phase is Phase.PREPARING and status.epoch and begun != (before.version, before.epoch, before.attempt):
             self._judge_begin(weight_version, status)
 
     def _judge_begin(self, weight_version: WeightVersion, status: WeightVersionStatus) -> None:
