@@ -8,7 +8,18 @@ from rollfleet_engine.guard.states import Decision as GuardDecision
 from rollfleet_engine.guard.states import GuardState
 from rollfleet_engine.guard.turnstile import Passage, Turnstile
 from rollfleet_operator.clients.errors import RollfleetError
-from rollfleet_operator.core import catch_up, changing, commit, ending, opening, plan, plan_weights, rolling, steps
+from rollfleet_operator.core import (
+    accept,
+    catch_up,
+    changing,
+    commit,
+    ending,
+    opening,
+    plan,
+    plan_weights,
+    rolling,
+    steps,
+)
 from rollfleet_operator.core.rolling import Roll
 from rollfleet_protocol.commands import Arm
 from rollfleet_protocol.state import WeightsState
@@ -67,6 +78,11 @@ def objects_are_known_by_name(patch: Patch) -> None:
         last = update.record.last_finished
         return last if last is not None and last.version == version else None
 
+    def judge(call: Any, weight_version: Any, committed: Any) -> Any:
+        same = committed is not None and committed.version == weight_version.spec.version
+        return None if same else call(weight_version, committed)
+
+    around(patch, accept, "_judge_version", judge)
     patch.setattr(plan_weights, "_is_committed", is_committed)
     patch.setattr(plan_weights, "finished", finished)
     patch.setattr(ending, "finished", finished)
