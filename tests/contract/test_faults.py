@@ -17,8 +17,9 @@ from tests.contract.faulty import FaultyEngine
 from tests.contract.models import Models
 from tests.contract.process import START_TIMEOUT_S, Kind, Site, until
 
-HANG_S = 2.0
+HANG_S = 4.0
 DELAY_S = 1.0
+LATE_S, PATIENCE_S = 4.0, 1.5  # of an order, and of its sender
 
 
 @pytest.fixture(scope="module")
@@ -119,10 +120,10 @@ def test_delay(faulty: FaultyEngine, control: Operator, user: Client, models: Mo
 
 def test_an_order_that_comes_after_a_newer_one_is_refused(faulty: FaultyEngine, control: Operator):
     epoch, _ = to_transfer(control)
-    faulty.plan({"call": "cancel", "fault": "delay", "at": [1], "seconds": DELAY_S})
+    faulty.plan({"call": "cancel", "fault": "delay", "at": [1], "seconds": LATE_S})
     late = {"incarnation": control.state().incarnation, "epoch": epoch}
     with pytest.raises(httpx.TimeoutException):
-        control.request("POST", "/rollfleet/v1/cancel", json=late, timeout=DELAY_S / 4)
+        control.request("POST", "/rollfleet/v1/cancel", json=late, timeout=PATIENCE_S)
     control.close(epoch + 1, 2)
 
     def outcomes() -> list[object]:

@@ -44,7 +44,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     own = argparse.ArgumentParser(prog="rollfleet_engine.simulator", add_help=False, allow_abbrev=False)
     own.add_argument(COUNTS_OPTION, type=json.loads, default={}, help=argparse.SUPPRESS)
     add_options(own)
-    parser = argparse.ArgumentParser(prog="rollfleet_engine.simulator")
+    parser = argparse.ArgumentParser(
+        prog="rollfleet_engine.simulator", epilog="Also --faults FILE, --fault-seed N: docs/fault-injection.md"
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--served-model-name", required=True)
     parser.add_argument("--host", required=True)
