@@ -13,7 +13,9 @@ from typing import Any
 from rollfleet_cli.asking import Answer
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.api.weightversion import Probe, WeightVersion
+from rollfleet_operator.core.conditions import find
 from rollfleet_operator.core.probes import Disagreement, agree, compare
+from rollfleet_operator.core.reasons import Reason
 from rollfleet_protocol.state import ProbeReport, ProbeResult, WeightsState
 
 
@@ -73,7 +75,7 @@ def verify(fleet: RolloutEngine, probe: Probe, answers: tuple[Answer[ProbeReport
         engines=engines,
         max_abs_logprob_diff=max((apart, apart_behind), key=lambda text: Decimal(text or -1)),
         allowed=probe.max_abs_logprob_diff,
-        problems=tuple(_of_fleet(fleet, len(answers), (quarrel, quarrel_behind))),
+        problems=(*_of_fleet(fleet, len(answers), (quarrel, quarrel_behind)), *_of_update(fleet, answers)),
     )
 
 
@@ -94,6 +96,13 @@ def _of_fleet(fleet: RolloutEngine, asked: int, quarrels: tuple[str, ...]) -> It
     elif asked == 0:
         yield "the fleet has no engines"
     yield from filter(None, quarrels)
+
+
+def _of_update(fleet: RolloutEngine, answers: tuple[Answer[ProbeReport], ...]) -> Iterator[str]:
+    """Why engines may say nothing."""
+    moving = find(fleet.status.conditions, "Progressing")
+    if moving is not None and moving.reason == Reason.UPDATING and any(answer.said is None for answer in answers):
+        yield "an update has closed engines, and closed ones can't be probed: ask again when it has ended"
 
 
 def _is_behind(report: ProbeReport, committed: Committed | None) -> bool:

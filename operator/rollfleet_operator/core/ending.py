@@ -149,6 +149,13 @@ def stay_failed(update: Update) -> UpdatePlan:
     return UpdatePlan(update.record, status, update.record.epoch, reason, message, held=held)
 
 
+def withdrawn(status: WeightVersionStatus) -> WeightVersionStatus:
+    """Of a WeightVersion that leads no fleet: nothing is under way, whatever was."""
+    if status.phase in (Phase.ACTIVE, Phase.FAILED):
+        return status
+    return status.model_copy(update={"phase": Phase.PENDING, "targets": (), "progress": Progress()})
+
+
 def finished(update: Update, version: int) -> LastFinished | None:
     """The end of this version of this WeightVersion, where it was the newest to end."""
     last = update.record.last_finished

@@ -15,6 +15,7 @@ something to fall back to.
 
 from dataclasses import replace
 
+from rollfleet_operator.api.meta import ConditionStatus
 from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.weightversion import (
     FailedAttempt,
@@ -25,6 +26,7 @@ from rollfleet_operator.api.weightversion import (
     WeightVersionStatus,
 )
 from rollfleet_operator.core.changing import transfer, verify
+from rollfleet_operator.core.conditions import find
 from rollfleet_operator.core.ending import (
     TOUCHED,
     UNDER_WAY,
@@ -35,6 +37,7 @@ from rollfleet_operator.core.ending import (
     next_epoch,
     stay_failed,
     with_history,
+    withdrawn,
 )
 from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, with_record
 from rollfleet_operator.core.opening import opening
@@ -62,7 +65,7 @@ def plan_weights(  # noqa: PLR0911 - one answer per case
         if update.status.phase in UNDER_WAY:
             return UpdatePlan(update.record, update.status, None)
     if not accepted:
-        return UpdatePlan(update.record, _withdrawn(update), update.record.epoch)
+        return UpdatePlan(update.record, withdrawn(update.status), update.record.epoch)
     if _is_committed(update):
         return _open_up(update)
     if _has_failed(update):
@@ -87,7 +90,7 @@ def _has_failed(update: Update) -> bool:
     last, status = finished(update, update.version), update.status
     if last is not None:
         return last.outcome is Outcome.FAILED and not _retries(update, last.retry_request)
-    told = (status.version, status.phase) == (update.version, Phase.FAILED)
+    told = (status.version, status.phase) == (update.version, Phase.FAILED) and _on_this_fleet(update)
     return told and not _retries(update, status.retry_request)
 
 
@@ -180,13 +183,6 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
     )
 
 
-def _withdrawn(update: Update) -> WeightVersionStatus:
-    """Not accepted: nothing is under way, whatever was."""
-    if update.status.phase in (Phase.ACTIVE, Phase.FAILED):
-        return update.status
-    return update.status.model_copy(update={"phase": Phase.PENDING, "targets": (), "progress": Progress()})
-
-
 def _step(update: Update) -> UpdatePlan:
     move = STEPS[update.status.phase](update)
     if move.ending is not None:
@@ -221,7 +217,7 @@ def _active(update: Update, status: WeightVersionStatus, ending: Ending) -> Weig
 
 def _wait_or_begin(update: Update, *, first: bool) -> UpdatePlan:
     status = update.status
-    waits = status.version == update.version and status.phase is Phase.PENDING and status.started_at is not None
+    waits = status.version == update.version and status.phase is Phase.PENDING and _was_accepted(status)
     stale = status.version == update.version and status.phase in UNDER_WAY and _on_this_fleet(update)
     if stale:
         update = with_record(update, _interrupted(status))
@@ -231,6 +227,12 @@ def _wait_or_begin(update: Update, *, first: bool) -> UpdatePlan:
     if reason is not None:
         return _wait(update, reason, message, first=first, stale=stale)
     return _begin(update)
+
+
+def _was_accepted(status: WeightVersionStatus) -> bool:
+    """Whether it has waited since it was last seen; else what is on record is of an update that was withdrawn."""
+    accepted = find(status.conditions, "Accepted")
+    return status.started_at is not None and accepted is not None and accepted.status is ConditionStatus.TRUE
 
 
 def _interrupted(status: WeightVersionStatus) -> WeightVersionStatus:

@@ -6,7 +6,7 @@ from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import PauseMode, Phase, Progress, WeightVersion, WeightVersionStatus
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.conditions import Claim, claim, find, merge
-from rollfleet_operator.core.ending import UpdatePlan
+from rollfleet_operator.core.ending import UpdatePlan, withdrawn
 from rollfleet_operator.core.policies import attempt_wait_s
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.rolling import TOLD, behind
@@ -50,6 +50,8 @@ def weight_status(subject: Subject, world: World | None, work: Work) -> WeightVe
     """The new status."""
     weight_version, old = subject.weight_version, subject.weight_version.status
     record = old if subject.update is None or subject.update.status is None else subject.update.status
+    if subject.update is None:
+        record = withdrawn(record)
     claims = _claims(subject, record, world)
     generation = weight_version.metadata.generation
     told = record.model_copy(

@@ -9,7 +9,7 @@ from rollfleet_cli.verifying import Verification, probe_of, verify
 from rollfleet_operator.api.rolloutengine import Committed, Previous, RolloutEngine
 from rollfleet_operator.api.weightversion import Probe
 from rollfleet_protocol.state import Gate, ProbeReport, Weights, WeightsState
-from tests.support.cli import NOW, make_fleet, make_version
+from tests.support.cli import NOW, make_condition, make_fleet, make_version
 
 TOKENS = (1, 2, 3)
 LOGPROBS = (-1.0, -2.0)
@@ -143,3 +143,12 @@ def test_a_version_that_is_neither_is_wrong_in_a_roll_too() -> None:
     found = verified(report(), report(2, weights=weights(2, "sha256:x")), report(1), fleet=rolling())
     assert "holds version 2, and 3 is committed" in found.engines[1].problems
     assert "holds version 1, and 3 is committed" in found.engines[2].problems
+
+
+def test_an_update_that_has_closed_engines_is_named_where_one_says_nothing() -> None:
+    fleet = fleet_at()
+    updating = make_condition("Progressing", reason="Updating")
+    closed = fleet.model_copy(update={"status": fleet.status.model_copy(update={"conditions": (updating,)})})
+    assert "an update has closed engines" in verified(report(), "the gate is closed", fleet=closed).words
+    assert verified(report(), report(), fleet=closed).holds, "all have answered all the same"
+    assert "an update" not in verified(report(), "no route to host").words

@@ -127,5 +127,6 @@ def test_a_weight_version_whose_fleet_is_gone_says_so() -> None:
     (write,) = plan_orphan(orphan, world.now).weight_version_statuses
     (accepted,) = (one for one in write.status.conditions if one.type == "Accepted")
     assert (accepted.status, accepted.reason) == ("False", "EngineNotFound")
+    assert write.status.phase is Phase.PENDING, "nothing is under way"
     told = orphan.model_copy(update={"status": write.status})
     assert plan_orphan(told, world.now) == Decision(), "once"

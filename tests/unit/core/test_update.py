@@ -203,6 +203,21 @@ def test_an_active_update_of_a_fleet_that_was_deleted_is_made_again_on_the_new_o
     assert again.committed_versions == [0, 1]
 
 
+def test_what_failed_on_a_fleet_that_was_deleted_is_tried_on_the_one_that_was_made_in_its_place() -> None:
+    world = make_world(replicas=2, version=1)
+    world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_NOT_FOUND, "no step-2")
+    bump(world, 2)
+    assert world.run(DEADLINES.prepare_seconds + SLACK_S, lambda: world.ended(2))
+    old = world.weight_versions["qwen-policy"]
+    again = World(make_fleet(replicas=2))
+    meta = again.fleet.metadata.model_copy(update={"creation_timestamp": world.now + timedelta(seconds=1)})
+    again.time = world.time + 1
+    again.fleet = again.fleet.model_copy(update={"metadata": meta, "status": RolloutEngineStatus()})
+    again.weight_versions["qwen-policy"] = old
+    assert again.run(60, lambda: again.all_serve(2))
+    assert again.committed_versions == [0, 2]
+
+
 def test_c17_a_number_of_ranks_that_differs_from_the_spec_is_named_before_any_pause() -> None:
     world = World(make_fleet(replicas=2, parallelism=Parallelism(data=2)))
     assert world.run(60, lambda: world.all_serve(0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Outcome
-from rollfleet_operator.api.weightversion import Phase, WeightVersionStatus
+from rollfleet_operator.api.weightversion import Pause, PauseMode, Phase, WeightVersionStatus
 from rollfleet_operator.core.actions import GuardCall
 from rollfleet_operator.core.plan import plan
 from rollfleet_protocol.commands import Open
@@ -193,6 +193,24 @@ def test_bumped_to_what_is_not_accepted_the_fleet_returns_to_what_is_committed(p
     assert world.committed_versions == [0, 1]
     bump(world, 4)
     assert world.run(30, lambda: world.ended(4) and world.all_serve(4))
+
+
+def test_one_that_is_accepted_again_begins_anew_with_all_its_time() -> None:
+    world = make_world(version=1, load_s=20.0)
+    world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_NOT_FOUND, "no step-2")
+    bump(world, 2)
+    assert world.run(10, lambda: world.in_phase(Phase.PREPARING))
+    bump(world, 2, pause=Pause(mode=PauseMode.WAIT, drain_timeout_seconds=DEADLINES.quiesce_seconds))
+    assert world.run(5, lambda: world.in_phase(Phase.PENDING))
+    assert condition(world, "Accepted")[1] == "InvalidSpec"
+    world.run(DEADLINES.prepare_seconds * 2)
+    for uid in list(world.pods):
+        world.crash(uid)
+    world.run(1)
+    world.store.faults.clear()
+    bump(world, 2)
+    assert world.run(60, lambda: world.ended(2))
+    assert (world.status().phase, world.status().attempt) == (Phase.ACTIVE, 1)
 
 
 def test_made_again_under_the_same_name_it_must_name_a_higher_version() -> None:
