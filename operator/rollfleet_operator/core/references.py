@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import WeightVersion
-from rollfleet_operator.core.probes import Disagreement, agree, compare
+from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree, compare
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.state import EngineState, Gate, ProbeResult, WeightsState
 
@@ -70,6 +70,6 @@ def _answers(world: World, committed: Committed, tolerance: Decimal) -> dict[Tok
 
 
 def _measure(group: list[tuple[str, ProbeResult | None]], tolerance: Decimal) -> tuple[str, ProbeResult]:
-    odd = agree(group, tolerance, len(group))
+    odd = agree(group, tolerance, MAX_EXCLUDED)
     left_out = frozenset() if isinstance(odd, Disagreement) else odd
     return next((name, probe) for name, probe in group if probe is not None and name not in left_out)

@@ -72,16 +72,15 @@ def _is_shared(world: World, record: Record, engine: Engine) -> bool:
     template = engine.pod.template_hash
     if template != record.proven_template:
         return False
-    alike = (other for other in world.engines if other.pod.template_hash == template)
-    return not any(other.usable is not None and _was_up(other, engine) for other in alike)
+    return not _was_one_up(world, engine)
 
 
-def _was_up(other: Engine, engine: Engine) -> bool:
-    """Whether this one failed beside another that was well: in a run that began after the other was Ready.
+def _was_one_up(world: World, engine: Engine) -> bool:
+    """Whether it failed beside another of its template that was well: in a run that began after that one was Ready.
 
     When a shared cause passes the engines come back one after another; each gets a run of its own.
     """
-    since, began = other.pod.ready_since, engine.pod.failed_from
+    since, began = world.up_since.get(engine.pod.template_hash), engine.pod.failed_from
     return since is not None and began is not None and since <= began
 
 

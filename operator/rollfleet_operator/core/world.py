@@ -206,6 +206,16 @@ class World:
         return self._by_name.get(name)
 
     @cached_property
+    def up_since(self) -> dict[str, datetime]:
+        """By template, since when the engine of it has been Ready that has been for longest, of those that are well."""
+        found: dict[str, datetime] = {}
+        for engine, _ in self.usable:
+            since, template = engine.pod.ready_since, engine.pod.template_hash
+            if since is not None:
+                found[template] = min(since, found.get(template, since))
+        return found
+
+    @cached_property
     def _by_name(self) -> dict[str, Engine]:
         return {engine.name: engine for engine in self.engines if not engine.pod.vanished}
 
