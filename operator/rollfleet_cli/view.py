@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rollfleet_operator.api.meta import LABEL_ENGINE, LABEL_SERVING, Condition, ConditionStatus
+from rollfleet_operator.api.meta import LABEL_SERVING, Condition, ConditionStatus, ordinal_of
 from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import Phase, WeightVersion
 
@@ -207,7 +207,7 @@ def _from_pod(pod: dict[str, Any], update: UpdateView | None) -> EngineView:
     held_up = {name: f"{reason}: {text}" for name, reason, text in moving}
     return EngineView(
         name=metadata["name"],
-        ordinal=int(labels.get(LABEL_ENGINE, "0")),
+        ordinal=ordinal_of(labels),
         state=_pod_state(pod, labels, update),
         node=(pod.get("spec") or {}).get("nodeName", ""),
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),

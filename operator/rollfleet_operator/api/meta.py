@@ -21,6 +21,8 @@ ANNOTATION_FENCED = f"{GROUP}/fenced"  # on a RolloutEngine: uids of vanished po
 ANNOTATION_STOPPED = f"{GROUP}/stopped"  # on a pod: why the operator has stopped it; it stays for diagnosis
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
 
+NO_ORDINAL = -1  # of a pod whose label was tampered with
+MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
 MAX_MESSAGE = 1024  # characters of a condition's message
 
 
@@ -81,3 +83,9 @@ Conditions = Annotated[
     tuple[Condition, ...],
     Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
 ]
+
+
+def ordinal_of(labels: dict[str, str]) -> int:
+    """The engine's place in its fleet by its pod's label; NO_ORDINAL where somebody wrote something else into it."""
+    text = labels.get(LABEL_ENGINE, "")
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else NO_ORDINAL

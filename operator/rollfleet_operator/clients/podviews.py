@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from typing import Any
 
-from rollfleet_operator.api.meta import ANNOTATION_STOPPED, ANNOTATION_TEMPLATE, LABEL_ENGINE, LABEL_SERVING
+from rollfleet_operator.api.meta import ANNOTATION_STOPPED, ANNOTATION_TEMPLATE, LABEL_SERVING, ordinal_of
 from rollfleet_operator.clients.errors import clipped
 from rollfleet_operator.core.observed import ContainerState, NodeView, PodView
 from rollfleet_operator.core.vanished import TAINT
@@ -15,8 +15,6 @@ ENGINE_CONTAINER = "engine"
 UNSCHEDULABLE = "Unschedulable"  # v1.PodReasonUnschedulable
 DEFAULT_GRACE_S = 30  # Kubernetes' own
 CONTAINER_ID = re.compile(r"\b[0-9a-f]{64}\b")
-NO_ORDINAL = -1  # of a pod whose label was tampered with
-MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
 
 
 def pod_view(pod: Manifest) -> PodView:
@@ -34,7 +32,7 @@ def pod_view(pod: Manifest) -> PodView:
     return PodView(
         name=metadata["name"],
         uid=metadata["uid"],
-        ordinal=_ordinal(metadata.get("labels") or {}),
+        ordinal=ordinal_of(metadata.get("labels") or {}),
         created=datetime.fromisoformat(metadata["creationTimestamp"]),
         template_hash=(metadata.get("annotations") or {}).get(ANNOTATION_TEMPLATE, ""),
         serving_label=(metadata.get("labels") or {}).get(LABEL_SERVING) == "true",
@@ -128,8 +126,3 @@ def _words(part: Manifest) -> str:
 
 def _condition(status: Manifest, kind: str) -> Manifest:
     return next((dict(entry) for entry in status.get("conditions") or () if entry.get("type") == kind), {})
-
-
-def _ordinal(labels: dict[str, str]) -> int:
-    text = labels.get(LABEL_ENGINE, "")
-    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else NO_ORDINAL

@@ -83,7 +83,7 @@ class Observer:
         """All that one pass may know."""
         if read.fleet is None:
             raise NotFound(f"RolloutEngine {key}")
-        ca_bundle = await self._certificates.ensure(fleet)
+        ca_bundle, refused = await self._certificate(fleet)
         looks = await asyncio.gather(*(self._look_at(fleet, view) for view in self._records.pods.doubtful(key)))
         pods = self._records.pods.pods(key, fleet.metadata.uid)
         terminated = self._records.pods.terminated(member.uid for member in fleet.status.members)
@@ -103,10 +103,22 @@ class Observer:
             settings=replace(self._settings, up_since=self._uptime.since, away=self._uptime.away(key)),
             children=dict(self._records.children.hashes(key)),
             terminated=terminated,
-            rejected=self._records.rejected.get(key, "") or next((words for words in looks if words), ""),
+            rejected=self._records.rejected.get(key, "") or next((words for words in (refused, *looks) if words), ""),
         )
         observed = replace(observed, nodes=await self._nodes.look(suspect_nodes(observed)))
         return Seen(observed, read.fleet, read.weight_versions)
+
+    async def _certificate(self, fleet: RolloutEngine) -> tuple[str, str]:
+        """The CA bundle, and what keeps the certificate from being looked after.
+
+        A fleet that has one goes on with it: it is good for months, and its engines must be led until then.
+        """
+        try:
+            return await self._certificates.ensure(fleet), ""
+        except (Rejected, Unreachable, Busy) as error:
+            if not fleet.status.ca_bundle:
+                raise
+            return fleet.status.ca_bundle, str(error)
 
     async def _look_at(self, fleet: RolloutEngine, view: PodView) -> str:
         """A pod that may be gone, or has lost our labels or its owner: forget it, or give it back what it lost.

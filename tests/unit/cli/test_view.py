@@ -52,6 +52,13 @@ def test_state_of_an_engine_that_status_does_not_tell_of(change: dict[str, Any],
     assert engine.state == state
 
 
+def test_a_label_that_somebody_wrote_into_is_shown_and_breaks_nothing() -> None:
+    pod = make_pod("qwen", 0)
+    pod["metadata"]["labels"]["rollfleet.io/engine"] = "zero"
+    (engine,) = build_view(make_fleet(), [], [pod]).engines
+    assert (engine.name, engine.ordinal) == ("qwen-0-0-abcde", -1)
+
+
 def test_status_knows_better_than_the_pod() -> None:
     pod = make_pod("qwen", 0)
     detail = EngineDetail(

@@ -1,6 +1,7 @@
 """What decisions see of a pod."""
 
-from rollfleet_operator.clients.podviews import NO_ORDINAL, pod_view
+from rollfleet_operator.api.meta import NO_ORDINAL
+from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.observed import ContainerState
 from tests.support.pods import make_pod
 

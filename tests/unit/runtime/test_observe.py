@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import Busy, Denied, Unreachable
 from rollfleet_operator.core.accept import judge_weight_version
-from rollfleet_operator.ports import PODS, SERVICES, WEIGHT_VERSIONS, Listing
-from tests.support.desk import KEY, NOW, SERVICE, SETTINGS, Desk, make_version
+from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, SERVICES, WEIGHT_VERSIONS, Listing
+from tests.support.desk import KEY, NOW, SERVICE, SETTINGS, Desk, make_fleet, make_version
 from tests.support.pods import make_pod
 
 pytestmark = pytest.mark.looptime
@@ -62,6 +63,25 @@ async def test_a_pod_that_may_not_be_labelled_again_holds_up_nobody(desk: Desk) 
     del desk.cluster.failures["patch", "qwen-0-0-abcde"]
     await desk.run()
     assert desk.observed.rejected == ""
+
+
+@pytest.mark.parametrize("has_one", [True, False])
+async def test_a_certificate_that_cannot_be_looked_after_stops_no_fleet_that_has_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, has_one: bool
+) -> None:
+    async def refuse(*_: object) -> str:
+        raise Denied("get Secret rl/qwen-engine-tls: forbidden (HTTP 403)")
+
+    status = {"status": {"caBundle": "Q0E="}} if has_one else {}
+    desk.cluster.put(ROLLOUT_ENGINES, "rl", make_fleet() | status)
+    monkeypatch.setattr(Certificates, "ensure", refuse)
+    await desk.run()
+    if has_one:
+        assert desk.observed is not None
+        assert (desk.observed.ca_bundle, "HTTP 403" in desk.observed.rejected) == ("Q0E=", True)
+    else:
+        assert desk.observed is None
+        assert await desk.said() == ["get Secret rl/qwen-engine-tls: forbidden (HTTP 403)"]
 
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), Busy("too many requests")])
