@@ -104,16 +104,20 @@ e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
 	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m "not full"
 
 .PHONY: kills
-kills: prepare ## each victim killed in each phase of an update; a few of these pairs run with e2e
+kills: prepare ## each victim killed in each phase of an update, ten of these pairs with real vLLM; a few run with e2e
 	@$(CLUSTER) $(PYTEST) tests/e2e/test_kills.py -q -s --timeout 900
+
+.PHONY: e2e-full
+e2e-full: prepare ## more of the same: failures with real vLLM, the API server away for minutes, forced deletions, two operators
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m full --ignore tests/e2e/test_kills.py --ignore tests/e2e/test_soak.py
 
 .PHONY: soak
 soak: prepare ## 500 updates of 16 simulated engines with random faults
 	@$(CLUSTER) $(PYTEST) tests/e2e/test_soak.py -q -s --timeout 5400
 
 .PHONY: test-full
-test-full: test ## `make test`, and what takes longer: the whole matrix of kills, the soak
-	@$(PYTHON) -m devtools.layers integration-full kills soak
+test-full: test ## `make test`, and what takes longer: the whole matrix of kills, failures with real vLLM, the soak
+	@$(PYTHON) -m devtools.layers integration-full e2e-full kills soak
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

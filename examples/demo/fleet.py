@@ -29,6 +29,7 @@ class Fleet:
 
     name: str
     namespace: str
+    operator: str = ""  # the one that serves it, where that is not the one that serves all
 
     @property
     def weight_version(self) -> str:
@@ -38,7 +39,10 @@ class Fleet:
     async def create(self, kind: EngineKind, replicas: int, **spec: Any) -> None:
         """Namespace and RolloutEngine."""
         await apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}})
-        await apply(rollout_engine(self.name, self.namespace, kind, replicas, **spec))
+        manifest = rollout_engine(self.name, self.namespace, kind, replicas, **spec)
+        if self.operator:
+            manifest["metadata"]["labels"] = {"rollfleet.io/operator": self.operator}
+        await apply(manifest)
 
     async def serving(self, replicas: int, timeout_s: float = START_TIMEOUT_S) -> dict[str, Any]:
         """Wait until so many engines serve."""

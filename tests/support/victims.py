@@ -39,11 +39,12 @@ def processes_of(pod_uid: str) -> list[int]:
     return found
 
 
-def _kill(pids: list[int]) -> None:
+def give_signal(pids: list[int], number: signal.Signals = signal.SIGKILL) -> None:
+    """To all of them, as nobody but a crash, or a machine that stands still, does it."""
     assert pids, "nothing to kill: the process was not found on this machine"
     for pid in pids:
         try:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue  # it went with its parent
 
@@ -55,7 +56,7 @@ async def _pods(namespace: str, selector: str) -> list[str]:
 
 def _at(pids: list[int]) -> Shot:
     async def shoot() -> None:
-        _kill(pids)
+        give_signal(pids)
 
     return shoot
 
@@ -103,14 +104,18 @@ async def router(fleet: Fleet) -> Shot:
     return _at([pid for uid in uids for pid in processes_of(uid)])
 
 
-async def _component(name: str) -> list[int]:
+async def component(name: str) -> list[int]:
+    """The process of the local cluster's component; `supervisor` is the one that starts the others again."""
     command = (sys.executable, "-m", "devcluster", "status", "-o", "json")
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), API_TIMEOUT_S)
-    return [each["pid"] for each in json.loads(out)["components"] if each["name"] == name and each["pid"]]
+    told = json.loads(out)
+    if name == "supervisor":
+        return [told["supervisor"]]
+    return [each["pid"] for each in told["components"] if each["name"] == name and each["pid"]]
 
 
-async def _answers(path: str) -> None:
+async def answers(path: str) -> None:
     """Wait until the API server answers this path."""
     async with asyncio.timeout(API_TIMEOUT_S):
         while True:
@@ -124,11 +129,11 @@ async def _answers(path: str) -> None:
 
 async def api_server(_: Fleet) -> Shot:
     """It is started again at once; until it answers nobody can read or write anything."""
-    pids = await _component("kube-apiserver")
+    pids = await component("kube-apiserver")
 
     async def shoot() -> None:
-        _kill(pids)
-        await _answers("/readyz")
+        give_signal(pids)
+        await answers("/readyz")
 
     return shoot
 
@@ -136,12 +141,12 @@ async def api_server(_: Fleet) -> Shot:
 async def kubelet(fleet: Fleet) -> Shot:
     """Containers go on without it; it is started again at once, and knows its pods a few seconds later."""
     names = [pod["metadata"]["name"] for pod in await fleet.pods()]
-    pids = await _component("kubelet")
+    pids = await component("kubelet")
 
     async def shoot() -> None:
-        _kill(pids)
+        give_signal(pids)
         for name in names:
-            await _answers(f"/api/v1/namespaces/{fleet.namespace}/pods/{name}/log?container=engine&tailLines=1")
+            await answers(f"/api/v1/namespaces/{fleet.namespace}/pods/{name}/log?container=engine&tailLines=1")
 
     return shoot
 
