@@ -2,17 +2,21 @@
 
 A key that is put while it is worked on comes again afterwards. A key that failed comes again after an exponential
 back-off; news about it are taken earlier, but at least HOLD_S apart, so that a failing pass cannot spin on news.
+
+Namespaces are served in turn, each by half of the workers at most, and where the queue is full the one that has most in
+it gives way: whoever may create objects in one namespace must not be able to keep others waiting, by however many.
 """
 
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
 logger = logging.getLogger(__name__)
 
 MAX_KEYS = 20_000
+MAX_AT_ONCE = 16  # keys of one namespace that are worked on; half of the workers (runtime.term)
 BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 30.0
 HOLD_S = 1.0  # between passes of a key that fails
@@ -28,9 +32,10 @@ class _Timer:
 class KeyedQueue:
     """All methods belong to one event loop."""
 
-    def __init__(self, max_keys: int = MAX_KEYS) -> None:
+    def __init__(self, max_keys: int = MAX_KEYS, max_at_once: int = MAX_AT_ONCE) -> None:
         self._max_keys = max_keys
-        self._ready: deque[str] = deque()
+        self._max_at_once = max_at_once
+        self._ready: OrderedDict[str, deque[str]] = OrderedDict()  # by namespace; whose turn is next comes first
         self._waiting: set[str] = set()  # what is in _ready
         self._working: dict[str, float] = {}  # key -> loop time of its start
         self._again: set[str] = set()  # put while worked on
@@ -87,10 +92,9 @@ class KeyedQueue:
 
     async def get(self) -> str:
         """The next key; the caller must call one of done, failed and conflicted for it."""
-        while not self._ready:
+        while (key := self._next()) is None:
             self._wanted.clear()
             await self._wanted.wait()
-        key = self._ready.popleft()
         self._waiting.discard(key)
         self._working[key] = asyncio.get_running_loop().time()
         return key
@@ -132,7 +136,7 @@ class KeyedQueue:
 
     def depth(self) -> int:
         """Keys that wait for a worker."""
-        return len(self._ready)
+        return len(self._waiting)
 
     def longest_pass_s(self) -> float:
         """Seconds since the start of the oldest pass that still runs."""
@@ -147,15 +151,40 @@ class KeyedQueue:
         self._timers.clear()
 
     def _admit(self, key: str) -> None:
-        if len(self._ready) >= self._max_keys:
+        namespace = _namespace_of(key)
+        if len(self._waiting) >= self._max_keys and not self._make_room(namespace):
             logger.error("the queue is full at %d keys; %s waits for the next resync", self._max_keys, key)
             return
         self._waiting.add(key)
-        self._ready.append(key)
+        self._ready.setdefault(namespace, deque()).append(key)
         self._wanted.set()
+
+    def _make_room(self, namespace: str) -> bool:
+        """Whether another namespace, which has more in the queue, gave way."""
+        largest = max(self._ready, key=lambda name: len(self._ready[name]))
+        if len(self._ready[largest]) <= len(self._ready.get(namespace, ())) + 1:
+            return False
+        dropped = self._ready[largest].pop()
+        self._waiting.discard(dropped)
+        logger.error("the queue is full at %d keys; %s waits for the next resync", self._max_keys, dropped)
+        return True
+
+    def _next(self) -> str | None:
+        """The key whose turn it is, taken out."""
+        busy = Counter(_namespace_of(key) for key in self._working)
+        namespace = next((name for name in self._ready if busy[name] < self._max_at_once), None)
+        if namespace is None:
+            return None
+        turns = self._ready.pop(namespace)
+        key = turns.popleft()
+        if turns:
+            self._ready[namespace] = turns  # at the end of the line
+        return key
 
     def _finish(self, key: str) -> None:
         self._working.pop(key, None)
+        if self._ready:
+            self._wanted.set()  # its namespace may have waited for this
         if key in self._again:
             self._again.discard(key)
             self.put(key)
@@ -174,3 +203,7 @@ class KeyedQueue:
         self._held.discard(key)
         self._holds.pop(key, None)
         self.put(key)
+
+
+def _namespace_of(key: str) -> str:
+    return key.partition("/")[0]

@@ -138,6 +138,36 @@ async def test_a_full_queue_refuses_and_says_so(caplog: pytest.LogCaptureFixture
     assert "c waits for the next resync" in caplog.text
 
 
+async def test_a_namespace_that_fills_the_queue_makes_room_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    queue = KeyedQueue(max_keys=100)
+    for number in range(1000):
+        queue.put(f"junk/{number}")
+    for name in ("other/a", "other/b"):
+        queue.put(name)
+    assert queue.depth() == 100
+    assert "junk/99 waits for the next resync" in caplog.text
+    assert [await taken(queue, 1) for _ in range(4)] == ["junk/0", "other/a", "junk/1", "other/b"]
+    queue.done("other/a")
+    queue.put("junk/99")  # it was dropped, not taken for waiting
+    assert queue.depth() == 97
+
+
+async def test_a_namespace_whose_passes_are_slow_leaves_workers_to_others() -> None:
+    queue = KeyedQueue(max_at_once=2)
+    for number in range(5):
+        queue.put(f"slow/{number}")
+    assert [await taken(queue, 1) for _ in range(3)] == ["slow/0", "slow/1", None]
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(1)
+    queue.put("other/a")
+    assert await waiting == "other/a"
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    queue.failed("slow/1")
+    assert await asyncio.wait_for(waiting, 1) == "slow/2"
+
+
 @pytest.mark.parametrize("end", [KeyedQueue.done, KeyedQueue.failed, KeyedQueue.conflicted])
 async def test_a_forgotten_key_leaves_nothing(end: Callable[[KeyedQueue, str], object]) -> None:
     queue = KeyedQueue()
