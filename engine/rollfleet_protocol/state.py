@@ -113,6 +113,7 @@ class Facts(Answer):
     model: Words
     world_size: Workers = 1  # workers of this engine over all of TP, PP and DP
     data_parallel_size: Workers = 1
+    vocabulary: Annotated[int, Field(ge=0, le=2**31)] = 0  # tokens of the model, from 0 on; 0: not known
     capabilities: Annotated[
         tuple[Words, ...], Field(max_length=256)
     ] = ()  # for example "source/Checkpoint", "pause/abort"

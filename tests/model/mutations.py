@@ -123,7 +123,7 @@ MUTATIONS = (
     Mutation(
         "a lost record counts as a new fleet",
         spoils.a_lost_record_is_a_new_fleet,
-        (STALE, ATOMIC, COMMIT),
+        (STALE, ATOMIC, COMMIT, ENDS),  # guards that follow a later epoch refuse the first one
         ("bump", "lose_status"),
     ),
     Mutation(

@@ -55,14 +55,15 @@ class VllmAdapter:
 
     def facts(self) -> Facts:
         """Version, topology, model; no call to the core."""
-        parallel = self._engine.vllm_config.parallel_config
+        parallel, model = self._engine.vllm_config.parallel_config, self._engine.vllm_config.model_config
         return Facts(
             guard_version=guard_version(),
             engine="vllm",
             engine_version=vllm.__version__,
-            model=self._engine.vllm_config.model_config.model,
+            model=model.model,
             world_size=self._workers(),
             data_parallel_size=parallel.data_parallel_size,
+            vocabulary=int(model.get_vocab_size()),
             capabilities=CAPABILITIES,
         )
 

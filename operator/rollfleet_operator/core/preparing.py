@@ -30,7 +30,7 @@ from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.work import busy, failed_operation
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import CheckpointSource, Prepare
-from rollfleet_protocol.state import EngineState, OperationName, Staged
+from rollfleet_protocol.state import EngineState, FailureReason, OperationName, Staged
 
 NEEDED = ("source/Checkpoint",)
 
@@ -120,7 +120,7 @@ def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline, begi
     due = retry_at(begins, attempt)
     again = False
     for engine, state in members:
-        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _lacking(update, state):
+        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _unfit(update, state)[0]:
             continue
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         if failure is None:
@@ -154,6 +154,19 @@ def _lacking(update: Update, state: EngineState) -> str:
     return ", ".join(lacking + (["workers"] if state.facts.world_size < 1 else []))
 
 
+def _unfit(update: Update, state: EngineState) -> tuple[str, str]:
+    """(reason, text) of why the engine could not take the update whatever the checkpoint is; empty where it could."""
+    facts, lacking = state.facts, _lacking(update, state)
+    if lacking:
+        who = f"guard {facts.guard_version} on {facts.engine} {facts.engine_version}"
+        return Reason.UNSUPPORTED, f"{who} lacks {lacking}"
+    highest = max(update.weight_version.spec.verify.probe.tokens)
+    if 0 < facts.vocabulary <= highest:
+        text = f"spec.verify.probe.tokens names token {highest}, its model has {facts.vocabulary}, from 0 on"
+        return FailureReason.PROBE_FAILED.value, text
+    return "", ""
+
+
 def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
     """Failures first: they are what a person must cure."""
     broken: list[FailedEngine] = []
@@ -163,11 +176,9 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
             continue
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         refusals = () if engine.guard is None else engine.guard.refusals
-        if _lacking(update, state):
-            facts = state.facts
-            who = f"guard {facts.guard_version} on {facts.engine} {facts.engine_version}"
-            text = f"{who} lacks {_lacking(update, state)}"
-            broken.append(hold_up(engine, Reason.UNSUPPORTED, text))
+        unfit, text = _unfit(update, state)
+        if unfit:
+            broken.append(hold_up(engine, unfit, text))
         elif failure is not None and failure.failure is not None:
             broken.append(hold_up(engine, failure.failure.reason.value, failure.failure.message))
         elif refusals and refusals[-1][0] == "Prepare":

@@ -72,6 +72,33 @@ def test_a_probe_that_the_model_cannot_answer_does_not_keep_the_version_from_com
     assert world.run(30, lambda: world.all_serve(1))
 
 
+def test_a_probe_that_the_model_cannot_answer_is_found_before_any_pause_where_its_vocabulary_is_known() -> None:
+    world = make_world(version=1)
+    for ordinal in range(3):
+        know(world, ordinal, vocabulary=1000)
+    bump(world, 2, verify=VerifySpec(probe=Probe(tokens=(1, 1000))))
+    while not world.ended(2):
+        world.step()
+        assert world.open_versions() == [1, 1, 1]
+    message = failed(world, 2, "ProbeFailed")
+    assert "spec.verify.probe.tokens names token 1000, its model has 1000, from 0 on" in message
+    assert message.endswith("no weights were touched, version 1 stays")
+    bump(world, 3, verify=VerifySpec(probe=Probe(tokens=(1, 999))))
+    assert world.run(60, lambda: world.ended(3) and world.all_serve(3))
+
+
+def know(world: World, ordinal: int, **facts: object) -> None:
+    """From now on this engine's guard tells so of itself."""
+    process = world.process_of(ordinal)
+    truth = process.wire
+
+    def told(now: float) -> EngineState:
+        state = truth(now)
+        return state.model_copy(update={"facts": state.facts.model_copy(update=facts)})
+
+    process.wire = told  # type: ignore[method-assign]
+
+
 def test_nor_does_a_deadline_that_is_too_short_for_any_transfer() -> None:
     world = make_world(version=1)
     for pod in world.pods.values():
@@ -242,12 +269,9 @@ def test_c28_a_version_without_a_number_is_not_the_one_that_was_asked_for() -> N
 def test_c23_an_engine_that_lacks_what_is_needed_is_named_before_any_pause(lacking: str) -> None:
     """Of a mixed fleet: the others have it."""
     world = make_world(version=1)
-    process = world.process_of(1)
-    facts = process.wire(world.time).facts
+    facts = world.process_of(1).wire(world.time).facts
     has = {"capabilities": tuple(each for each in facts.capabilities if each != lacking)}
-    less = facts.model_copy(update={"world_size": 0} if lacking == "workers" else has)
-    truth = process.wire
-    process.wire = lambda now: truth(now).model_copy(update={"facts": less})  # type: ignore[method-assign]
+    know(world, 1, **({"world_size": 0} if lacking == "workers" else has))
     bump(world, 2, deadlines=DEADLINES.model_copy(update={"prepare_seconds": 5}))
     while not world.ended(2):
         world.step()
