@@ -229,7 +229,10 @@ class World:
     def _tick(self) -> None:
         self.clock.later(TICK_S, self._tick)
         able = not self.api.down and any(operator.leads for operator in self.operators)
-        lives = tuple(operator.uptime.since if operator.leads else None for operator in self.operators)
+        # A new term, or the first answer after an outage: an operator finds out with its next try, 30 s later at most.
+        lives = tuple(
+            (operator.uptime.since, operator.uptime.away("")) if operator.leads else None for operator in self.operators
+        )
         if not able or lives != self._lives:  # deadlines count from when somebody can act
             self.able_since = self.clock.time
         self._lives = lives
