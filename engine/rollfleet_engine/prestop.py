@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from rollfleet_engine.guard.local import BEYOND_DRAIN_S, DRAIN, SOCKET_NAME
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.engine_config import config_of
 
 LONGEST_ANSWER = 4096  # bytes
 
@@ -31,7 +31,7 @@ def drain(path: Path, timeout_s: float) -> str:
 
 def main() -> int:
     """0 also where there is nothing to drain: an engine that never came up has no guard."""
-    config = EngineConfig.model_validate_json(os.environ[ENGINE_CONFIG_ENV])
+    config = config_of(os.environ)
     path = Path(config.run_dir) / SOCKET_NAME
     if not path.exists():
         print("no guard is running: nothing to drain")

@@ -1,8 +1,9 @@
 """What the operator tells a launcher: the engine's part of a RolloutEngine, as JSON in ROLLFLEET_ENGINE_CONFIG."""
 
+from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from rollfleet_protocol.base import Request
 
@@ -75,3 +76,19 @@ class EngineConfig(Request):
     drain_timeout_seconds: Annotated[int, Field(ge=0, le=86400)] = 60
     hold: Hold | None = None  # None: a closed gate refuses
     tokens: TokenVerification = TokenVerification()
+
+
+class EngineConfigError(ValueError):
+    """ROLLFLEET_ENGINE_CONFIG is missing or wrong; the message names the variable and the first wrong field."""
+
+
+def config_of(environ: Mapping[str, str]) -> EngineConfig:
+    """The configuration in a process's environment."""
+    if not environ.get(ENGINE_CONFIG_ENV):
+        raise EngineConfigError(f"{ENGINE_CONFIG_ENV} is not set")
+    try:
+        return EngineConfig.model_validate_json(environ[ENGINE_CONFIG_ENV])
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EngineConfigError(f"{ENGINE_CONFIG_ENV}{f' at {where}' if where else ''}: {first['msg']}") from error

@@ -93,7 +93,8 @@ async def demo(environment: Environment, *, keep: bool) -> int:
     """Run it; exit status 1 where a promise did not hold."""
     fleet = Fleet("qwen", "rollfleet-demo")
     known = known_outputs(environment.models.real)
-    with step(f"starting {REPLICAS} real vLLM engines and their router"):
+    told = f"a minute or more; kubectl get roe,pods -n {fleet.namespace} shows it"
+    with step(f"starting {REPLICAS} real vLLM engines and their router ({told})"):
         await fleet.create(environment.real(), REPLICAS)
         await fleet.serving(REPLICAS)
     pods = [pod["metadata"]["name"] for pod in await fleet.pods()]
@@ -110,6 +111,9 @@ async def demo(environment: Environment, *, keep: bool) -> int:
     else:
         with step("removing the fleet"):
             await fleet.delete()
+    print(
+        "\ncluster, operator and images stay: docs/try.md goes on with a simulated fleet, make down removes all of it"
+    )
     return 1 if problems else 0
 
 

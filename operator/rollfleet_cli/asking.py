@@ -176,10 +176,13 @@ class _Asker:
         async with self._forwarder.tunnel(metadata["namespace"], metadata["name"], CONTROL_PORT) as tunnel:
             try:
                 yield Endpoint(self._identity, metadata["name"], metadata["uid"], "127.0.0.1", tunnel.local_port)
-            except Unreachable:
-                if tunnel.error is not None:
-                    raise tunnel.error from None
-                raise
+            except Unreachable as error:
+                raise tunnel.error or by_tunnel(error, tunnel.local_port, ip) from None
+
+
+def by_tunnel(error: Unreachable, local_port: int, ip: str) -> Unreachable:
+    """The same with the engine's own address: nobody can look at the tunnel's end on this machine."""
+    return Unreachable(str(error).replace(f"127.0.0.1:{local_port}", f"{ip}:{CONTROL_PORT} by port-forward"))
 
 
 async def _configuration(access: Access) -> Configuration:

@@ -90,12 +90,13 @@ class Cluster:
                 config.load_incluster_config(client_configuration=configuration)
                 self.namespace = OWN_NAMESPACE.read_text().strip()
             else:
-                config.load_kube_config(file, context=access.context, client_configuration=configuration)
+                _require_a_file(access)
                 self.namespace = self._chosen(config, file, access.context).get("namespace") or "default"
+                config.load_kube_config(file, context=access.context, client_configuration=configuration)
         except (ConfigException, OSError) as error:
-            raise UnreachableError(_no_way(str(error))) from error
+            raise UnreachableError(_no_way(f"{_files_of(access)}: {error}")) from error
         except (YAMLError, TypeError) as error:  # TypeError: YAML that is not a mapping
-            raise UnreachableError(_no_way(f"{file or 'the kubeconfig'} is not a kubeconfig: {error}")) from error
+            raise UnreachableError(_no_way(f"{_files_of(access)} is not a kubeconfig: {error}")) from error
         self._client = ApiClient(configuration)
 
     @staticmethod
@@ -103,7 +104,10 @@ class Cluster:
         contexts, active = config.list_kube_config_contexts(file)
         if context is None:
             return dict(active["context"])
-        return next((dict(each["context"]) for each in contexts if each["name"] == context), {})
+        known = {each["name"]: dict(each["context"]) for each in contexts}
+        if context not in known:
+            raise UnreachableError(f"no context {context!r} in the kubeconfig; there are: {', '.join(sorted(known))}")
+        return known[context]
 
     def fleets(self, namespace: str | None) -> list[RolloutEngine]:
         """All fleets of a namespace, or of the cluster."""
@@ -207,6 +211,17 @@ def is_in_a_pod(access: Access) -> bool:
     """Whether the pod's own account is meant, as with kubectl: no kubeconfig is named or there."""
     named = access.kubeconfig or access.context or os.environ.get("KUBECONFIG")
     return not named and "KUBERNETES_SERVICE_HOST" in os.environ and not Path("~/.kube/config").expanduser().exists()
+
+
+def _files_of(access: Access) -> str:
+    """The kubeconfig that is meant, as it was named."""
+    return str(access.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config")
+
+
+def _require_a_file(access: Access) -> None:
+    """The client speaks of a missing file without its name."""
+    if not any(Path(each).expanduser().exists() for each in _files_of(access).split(os.pathsep)):
+        raise UnreachableError(_no_way(f"{_files_of(access)}: no such file"))
 
 
 def _no_way(why: str) -> str:

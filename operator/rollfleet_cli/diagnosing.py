@@ -23,19 +23,23 @@ from rollfleet_cli.remedies import (
     WAITING,
     Remedy,
 )
-from rollfleet_cli.snapshot import LeaseView, OperatorPod, Snapshot
+from rollfleet_cli.snapshot import EventNote, HelperPod, LeaseView, Snapshot
 from rollfleet_cli.view import find, holds
 from rollfleet_operator.api.meta import Condition
 from rollfleet_operator.api.rolloutengine import EngineDetail, Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import Phase, WeightVersion
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.accept import in_charge
-from rollfleet_operator.core.observed import PodView
+from rollfleet_operator.core.engine_states import WAITING_IS_BROKEN, Doing
+from rollfleet_operator.core.observed import ContainerState, PodView
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.world import judge_epochs
 from rollfleet_protocol.state import EngineState, OperationStatus, WeightsState
 
-RUNNING = "Running"
+ECHOES = {"EngineUnreachable": "Unreachable", "CannotBeFenced": "Unfenced"}  # of an engine, in an update's words
+UNCERTAIN = Doing.UNCERTAIN.value
+RUNNING, PENDING = "Running", "Pending"
+STARTING = ("ContainerCreating", "PodInitializing", PENDING)  # what is said of a pod that is on its way
 FAULT = re.compile(r"^[A-Z][A-Za-z]+: |^restarted ")  # a reason and its text, as core.engine_states writes it
 LEASE_AGE = timedelta(seconds=60)  # renewed every 2 s; the rest is for the difference between clocks
 SETTLED = (Phase.ACTIVE, Phase.FAILED)
@@ -65,6 +69,9 @@ def diagnose(snapshot: Snapshot) -> tuple[Finding, ...]:
         known = found.get((finding.subject, finding.reason))
         if known is None or (not known.words and finding.words):
             found[finding.subject, finding.reason] = finding
+    for subject, reason in list(found):  # the same, as the update says it
+        if (subject, ECHOES.get(reason, "")) in found:
+            del found[subject, reason]
     return tuple(found.values())
 
 
@@ -81,6 +88,7 @@ def _all(snapshot: Snapshot) -> Iterator[Finding]:
     charge = in_charge(snapshot.versions, fleet.status.committed)
     yield from _last_failure(fleet) if charge is None else _update(fleet, charge)
     yield from _fleet(fleet)
+    yield from _router(snapshot, fleet)
 
 
 def _finding(subject: str, reason: str, words: str, table: dict[str, Remedy]) -> Finding:
@@ -95,7 +103,7 @@ def _operator(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
         words = f"no pod runs under ServiceAccount {view.account}, which the engines obey"
         yield _finding("Operator", "OperatorNotReady", f"{words} (unless it runs outside of the cluster)", OPERATOR)
     if view.pods and not any(pod.ready for pod in view.pods):
-        words = "; ".join(_of_operator(pod) for pod in view.pods)
+        words = "; ".join(_not_ready(pod) for pod in view.pods)
         yield _finding(f"Operator/{view.pods[0].namespace}", "OperatorNotReady", words, OPERATOR)
     elif view.pods and view.lease is not None and not acting:
         since = "never" if view.lease.renewed is None else f"last at {view.lease.renewed.isoformat()}"
@@ -128,7 +136,7 @@ def _waits_for_operator(snapshot: Snapshot, fleet: RolloutEngine) -> bool:
     return stale or moving or not holds(find(fleet.status.conditions, "Available"))
 
 
-def _of_operator(pod: OperatorPod) -> str:
+def _not_ready(pod: HelperPod) -> str:
     restarts = f", restarted {pod.restarts} times" if pod.restarts else ""
     return f"pod {pod.namespace}/{pod.name} is not ready{restarts}{': ' + pod.message if pod.message else ''}"
 
@@ -149,10 +157,13 @@ def _engines(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
     states, told = snapshot.states, {detail.name: detail for detail in fleet.status.engines.details}
     epochs = {uid: state.epoch for uid, state in states.items()}
     absurd, _ = judge_epochs(fleet.status.epoch, epochs)
+    available = find(fleet.status.conditions, "Available")
+    held = available is not None and available.reason == Reason.HELD
     errors = {answer.uid: answer for answer in snapshot.answers if answer.error and not answer.denied}
     for pod in map(pod_view, snapshot.pods):
         subject = f"Pod/{pod.name}"
         yield from _of_pod(pod)
+        yield from _of_kubelet(pod, snapshot.events)
         if pod.uid in absurd:
             words = f"epoch {epochs[pod.uid]}, far above {fleet.status.epoch}"
             yield _finding(subject, "Quarantined", words, FAILED)
@@ -160,17 +171,19 @@ def _engines(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
         if answer is not None and pod.phase == RUNNING and (pod.started or answer.disowned):
             yield _finding(subject, "Unreachable", answer.error, ENGINES)
         if pod.uid in states:
-            yield from _of_state(subject, states[pod.uid])
+            yield from _of_state(subject, states[pod.uid], held=held)
         detail = told.pop(pod.name, None)
         if detail is not None:
-            yield from _of_detail(detail)
+            yield from _of_detail(detail, held=held)
     for detail in told.values():  # pods that are gone, or may not be read
-        yield from _of_detail(detail)
+        yield from _of_detail(detail, held=held)
 
 
-def _of_detail(detail: EngineDetail) -> Iterator[Finding]:
+def _of_detail(detail: EngineDetail, *, held: bool) -> Iterator[Finding]:
     """What the operator says of an engine. Who only comes up is no fault, unless it says what keeps it."""
     stumbled = detail.state in JOINING and FAULT.search(detail.message)
+    if held and detail.state == UNCERTAIN:
+        return  # told of the fleet, with what ends it: nothing is restored by itself
     if detail.state in ENGINES or stumbled:
         yield _finding(f"Pod/{detail.name}", detail.state, detail.message, OF_ENGINES)
 
@@ -181,15 +194,31 @@ def _of_pod(pod: PodView) -> Iterator[Finding]:
     if pod.exit_code in EXIT_CODES and not pod.ready:
         known = EXIT_CODES[pod.exit_code]
         yield Finding(f"Pod/{pod.name}", f"ExitCode{pod.exit_code}", pod.message, known.cause, known.remedy)
-    elif pod.message and not pod.ready and not pod.unschedulable and pod.phase in ("Pending", RUNNING, "Failed"):
+    elif pod.message and not pod.ready and not pod.unschedulable and _has_stumbled(pod):
         yield _finding(f"Pod/{pod.name}", "Broken", pod.message, ENGINES)
 
 
-def _of_state(subject: str, state: EngineState) -> Iterator[Finding]:
+def _has_stumbled(pod: PodView) -> bool:
+    """Whether its words tell of a fault: a pod that is being created has words too."""
+    failed = pod.phase == "Failed" or pod.exit_code is not None or pod.container is ContainerState.TERMINATED
+    return failed or (pod.phase in (PENDING, RUNNING) and pod.message.startswith(WAITING_IS_BROKEN))
+
+
+def _of_kubelet(pod: PodView, events: tuple[EventNote, ...]) -> Iterator[Finding]:
+    """Why a pod with a node does not get as far as to a container: only Events tell, of volumes mostly."""
+    if pod.phase != PENDING or pod.unschedulable or _has_stumbled(pod):
+        return
+    warnings = [each for each in events if each.about == f"Pod/{pod.name}" and each.type == "Warning"]
+    told = [each for each in warnings if each.reason != "FailedScheduling"]
+    if told:
+        yield _finding(f"Pod/{pod.name}", "NotCreated", f"{told[-1].reason}: {told[-1].message}", ENGINES)
+
+
+def _of_state(subject: str, state: EngineState, *, held: bool) -> Iterator[Finding]:
     if not state.alive:
         yield _finding(subject, "EngineDead", "its guard says that the engine core is dead", FAILED)
-    if state.weights.state is WeightsState.UNCERTAIN:
-        yield _finding(subject, "Uncertain", f"weights {state.weights.source or 'unknown'}", ENGINES)
+    if state.weights.state is WeightsState.UNCERTAIN and not held:
+        yield _finding(subject, UNCERTAIN, f"weights {state.weights.source or 'unknown'}", ENGINES)
     operation = state.operation
     if operation is not None and operation.status is OperationStatus.FAILED and operation.failure is not None:
         words = f"{operation.name.value} of version {operation.version}: {operation.failure.message}"
@@ -236,6 +265,18 @@ def _last_failure(fleet: RolloutEngine) -> Iterator[Finding]:
     if ended is not None and ended.outcome is Outcome.FAILED:
         words = f"version {ended.version}: {ended.message}"
         yield _finding(f"RolloutEngine/{fleet.metadata.name}", ended.reason, words, OF_UPDATES)
+
+
+def _router(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
+    """A router that runs is ready as soon as an engine serves; before that it is no fault of its own."""
+    if snapshot.routers is None or not fleet.status.conditions:
+        return
+    serves = holds(find(fleet.status.conditions, "Available"))
+    lost = [pod for pod in snapshot.routers if not pod.ready and (serves or pod.message != RUNNING)]
+    for pod in (pod for pod in lost if pod.message not in STARTING):
+        yield _finding(f"Pod/{pod.name}", "RouterNotReady", _not_ready(pod), UNAVAILABLE)
+    if serves and not snapshot.routers:
+        yield _finding(f"RolloutEngine/{fleet.metadata.name}", "RouterNotReady", "no pod of it exists", UNAVAILABLE)
 
 
 def _fleet(fleet: RolloutEngine) -> Iterator[Finding]:

@@ -13,8 +13,11 @@ from rollfleet_cli.errors import (
     UnreachableError,
     UpdateFailedError,
 )
-from rollfleet_cli.view import FleetView, UpdateView, build_view
+from rollfleet_cli.view import MOVING, FleetView, UpdateView, build_view
+from rollfleet_operator.core.moves import STEPS
+from rollfleet_operator.core.weight_status import REASON_OF
 
+ORDINARY = {reason.sentence for phase, reason in REASON_OF.items() if phase in MOVING}  # no more than the phase says
 INTERVAL_S = 0.25
 GIVE_UP_S = 30.0  # without any answer from the API server
 
@@ -49,7 +52,7 @@ def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: f
             doing = _update_words(view)
             yield view
         if timeout_s is not None and clock.monotonic() - started > timeout_s:
-            raise TimedOutError(f"{namespace}/{name}: not there within {timeout_s:g} s{doing and f', but {doing}'}")
+            raise TimedOutError(f"{namespace}/{name}: not there within {timeout_s:g} s{doing and f': {doing}'}")
         clock.sleep(INTERVAL_S)
 
 
@@ -62,7 +65,9 @@ def has_reached(view: FleetView, wanted: int, *, exactly: bool = False) -> bool:
     if exactly and update is not None and update.version > wanted:
         return _was_reached(view, update, wanted)
     held = view.committed is not None and view.committed >= wanted
-    if held and (update is None or update.version > wanted or update.refused):
+    if held and update is None:
+        return view.serving > 0 or view.desired == 0  # as loaded at start it is committed before anybody opens
+    if held and update is not None and (update.version > wanted or update.refused):
         return True  # whatever becomes of the next one
     if update is None and wanted > 0:
         raise NotFoundError(f"{place}: no WeightVersion names this fleet")
@@ -115,18 +120,36 @@ def _update_words(view: FleetView | None) -> str:
     update = view.update if view else None
     if update is None:
         return ""
+    if not update.is_current:
+        return f"version {update.version} is asked for"  # the rest speaks of what was asked for before
     progress = f" {update.done}/{update.total} engines" if update.total else ""
     paused = f", paused {update.paused_seconds} s" if update.paused_seconds else ""
-    because = f": {update.message}" if update.message and update.phase in {"Pending", "Failed"} else ""
+    because = f": {update.message}" if update.message and update.message not in ORDINARY else ""
     return f"version {update.version} {update.phase}{progress}{paused}{because}"
 
 
 def _engine_changes(old: FleetView | None, new: FleetView) -> list[str]:
-    before = {engine.name: (engine.state, engine.message) for engine in old.engines} if old else {}
-    after = {engine.name: (engine.state, engine.message) for engine in new.engines}
-    lines = [
-        f"engine {name} {state}{': ' + message if message else ''}"
-        for name, (state, message) in after.items()
-        if before.get(name) != (state, message)
-    ]
-    return lines + [f"engine {name} is gone" for name in before if name not in after]
+    """Engines that do something of their own. Those that go along with the update are told of by its counts."""
+    before, after = _apart(old), _apart(new)
+    lines = [f"engine {name} {words}" for name, words in after.items() if before.get(name) != words]
+    if old is None:
+        return lines
+    known, names = {engine.name for engine in old.engines}, {engine.name for engine in new.engines}
+    back = [each for each in new.engines if each.name not in after and (each.name in before or each.name not in known)]
+    lines += [f"engine {each.name} {each.state}" for each in back]
+    return lines + [f"engine {each.name} is gone" for each in old.engines if each.name not in names]
+
+
+def _apart(view: FleetView | None) -> dict[str, str]:
+    """Name -> what is said of an engine that does not just go along."""
+    if view is None:
+        return {}
+    update = view.update
+    ordinary, held_up = {"Serving", update.phase if update else ""}, update.held_up if update else ()
+    told = update.message if update else ""
+    failing = {name for name, reason, text in held_up if reason not in STEPS and text not in told}
+    return {
+        engine.name: f"{engine.state}{': ' + engine.message if engine.message else ''}"
+        for engine in view.engines
+        if engine.state not in ordinary or engine.name in failing
+    }

@@ -12,7 +12,12 @@ from rollfleet_protocol.words import visible
 
 INTERRUPTED = 130
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 def _tell_version(wanted: bool) -> None:

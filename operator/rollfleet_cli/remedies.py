@@ -211,6 +211,10 @@ UNAVAILABLE = {  # the fleet answers nobody
     "CatchingUp": Remedy(
         "engines load the committed version", "wait; the committed version's checkpoint must still be there"
     ),
+    "RouterNotReady": Remedy(
+        "a router can't answer: it finds no node, can't pull its image, or has found no engine of the serving set",
+        "cure what its words name; where it runs, read its log: `kubectl logs POD`",
+    ),
     "Updating": Remedy("an update has closed the fleet", "wait: it ends within the deadlines of its WeightVersion"),
     "ScaledToZero": Remedy("spec.replicas is 0", "scale the fleet"),
     "Held": Remedy(
@@ -238,6 +242,10 @@ ENGINES = {  # one engine
     "Broken": Remedy(
         "the engine cannot serve: its image can't be pulled, or it ends as soon as it starts",
         "cure what its words and exit code name",
+    ),
+    "NotCreated": Remedy(
+        "the node can't make the pod's container: mostly a volume or a Secret that is not there",
+        "cure what its words name: a path of hostPath, a claim, a driver",
     ),
     "Unreachable": Remedy(
         "its guard does not answer, or obeys another operator",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ from rollfleet_cli.plain import Words
 from rollfleet_cli.planning import Change, Planned
 from rollfleet_cli.render import DIGEST_WIDTH, age, render_heading, table
 from rollfleet_cli.snapshot import Snapshot
-from rollfleet_cli.verifying import Verification
+from rollfleet_cli.verifying import Checked, Verification
 from rollfleet_cli.view import build_view
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_operator.core.observed import PodView
@@ -54,11 +54,20 @@ def render_diagnosis(snapshot: Snapshot, findings: tuple[Finding, ...]) -> Rende
     if snapshot.unknown:
         parts += [Words(), *_heading("not known"), *_items(snapshot.unknown)]
     parts += [Words(), *_heading("likely causes" if findings else "nothing is wrong, as far as can be seen from here")]
-    for finding in findings:
-        parts.append(Words(f"{finding.subject}: {finding.reason}{': ' + finding.words if finding.words else ''}"))
+    for subjects, finding in _alike(findings):
+        words = f"{', '.join(subjects)}: {finding.reason}{': ' + finding.words if finding.words else ''}"
+        parts.append(Words(words))
         parts.append(Words(f"  cause:  {finding.cause}", style="yellow"))
         parts.append(Words(f"  remedy: {finding.remedy}", style="green"))
     return Group(*parts)
+
+
+def _alike(findings: tuple[Finding, ...]) -> list[tuple[list[str], Finding]]:
+    """What is found alike of several is told once, with their names, where the first of them stands."""
+    groups: dict[Finding, list[str]] = {}
+    for finding in findings:
+        groups.setdefault(replace(finding, subject=""), []).append(finding.subject)
+    return [(subjects, finding) for finding, subjects in groups.items()]
 
 
 def diagnosis_json(snapshot: Snapshot, findings: tuple[Finding, ...]) -> dict[str, Any]:
@@ -89,14 +98,18 @@ def render_verification(place: str, found: Verification) -> RenderableType:
     for each in found.engines:
         version = "-" if each.version is None else str(each.version)
         cells = (each.gate or "-", version, each.digest[:DIGEST_WIDTH] or "-", str(each.ranks or "-"))
-        rows.add_row(
-            each.engine, *cells, Words("differs", style="red") if each.problems else Words("ok", style="green")
-        )
+        rows.add_row(each.engine, *cells, _result(each))
     if not found.holds:
         return rows  # what is wrong is the error that follows
     apart = f", probes within {found.max_abs_logprob_diff} of {found.allowed}" if found.max_abs_logprob_diff else ""
     held = f"all {len(found.engines)} engines hold version {found.committed}, {found.digest or 'as loaded at start'}"
     return Group(rows, Words(f"{place}: {held}{apart}", style="green"))
+
+
+def _result(engine: Checked) -> Words:
+    if not engine.problems:
+        return Words("ok", style="green")
+    return Words("differs" if engine.gate else "no answer", style="red")
 
 
 def _engine_rows(snapshot: Snapshot) -> Table:

@@ -10,7 +10,7 @@ from rollfleet_cli.asking import ACCOUNT, RIGHT, Answer, Way, ask, engine_config
 from rollfleet_cli.cluster import Access, Cluster
 from rollfleet_cli.errors import CommandError, ForbiddenError, NotFoundError
 from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
-from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.api.rolloutengine import RolloutEngine, RouterMode
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.podviews import node_view
 from rollfleet_operator.core.leases import LeaseRecord
@@ -40,8 +40,8 @@ class EventNote:
 
 
 @dataclass(frozen=True)
-class OperatorPod:
-    """A pod of the operator."""
+class HelperPod:
+    """A pod of the operator or of a router."""
 
     name: str
     namespace: str
@@ -73,7 +73,7 @@ class OperatorView:
     """What is known of the operator, from outside of it."""
 
     account: str = ""  # namespace/name of the ServiceAccount that the engines obey; empty where no pod tells
-    pods: tuple[OperatorPod, ...] = ()
+    pods: tuple[HelperPod, ...] = ()
     log: tuple[LogEntry, ...] = ()
     lease: LeaseView | None = None  # None: there is none, or it may not be read
 
@@ -88,6 +88,7 @@ class Snapshot:
     fleet: RolloutEngine | None
     versions: tuple[WeightVersion, ...] = ()  # that name the fleet
     pods: tuple[Manifest, ...] = ()  # of its engines
+    routers: tuple[HelperPod, ...] | None = None  # None: there should be none, or they could not be listed
     answers: tuple[Answer[EngineState], ...] = ()
     events: tuple[EventNote, ...] = ()
     operator: OperatorView = OperatorView()
@@ -105,6 +106,16 @@ def engine_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[Manifest, ...]:
     listed = cluster.objects(PODS, fleet.metadata.namespace, labelSelector=selector)
     ours = [pod for pod in listed if _controller(pod) == fleet.metadata.uid]
     return tuple(sorted(ours, key=lambda pod: str(pod["metadata"]["name"])))
+
+
+def router_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[HelperPod, ...] | None:
+    """Pods of the fleet's router by name; None where its spec wants none."""
+    if fleet.spec.router.mode is not RouterMode.ENABLED:
+        return None
+    selector = f"{LABEL_FLEET}={fleet.metadata.name},{LABEL_COMPONENT}=router"
+    listed = cluster.objects(PODS, fleet.metadata.namespace, labelSelector=selector)
+    views = (_helper_pod(pod) for pod in listed if "deletionTimestamp" not in pod["metadata"])
+    return tuple(sorted(views, key=lambda pod: pod.name))
 
 
 def children(cluster: Cluster, fleet: RolloutEngine) -> tuple[dict[str, Manifest], tuple[str, ...]]:
@@ -157,11 +168,13 @@ def collect(access: Access, namespace: str | None, name: str, within_s: float, w
             raise
         return Snapshot(datetime.now(UTC), where, name, None, versions)
     pods = _or_unknown(unknown, "engines", lambda: engine_pods(cluster, fleet)) or ()
+    routers = _or_unknown(unknown, "router", lambda: router_pods(cluster, fleet))
     answers = _or_unknown(unknown, "guards", lambda: ask_states(access, fleet, pods, within_s, way)) or ()
     denied = next((answer for answer in answers if answer.denied), None)
     if denied is not None:
         unknown.append(f"guards: {denied.error}. {RIGHT}")
     subjects = {name, *(each.metadata.name for each in versions), *(str(pod["metadata"]["name"]) for pod in pods)}
+    subjects |= {pod.name for pod in routers or ()}
     events = _or_unknown(unknown, "events", lambda: _events(cluster, where, subjects)) or ()
     operator = _or_unknown(unknown, "operator", lambda: _operator(cluster, where, name, pods, unknown))
     return Snapshot(
@@ -171,6 +184,7 @@ def collect(access: Access, namespace: str | None, name: str, within_s: float, w
         fleet=fleet,
         versions=versions,
         pods=pods,
+        routers=routers,
         answers=answers,
         events=events,
         operator=operator or OperatorView(),
@@ -224,7 +238,7 @@ def _operator(
         told = f"{home}/{account}"
     else:
         found, told = cluster.objects(PODS, None, labelSelector=OPERATOR_LABEL), ""
-    views = tuple(_operator_pod(pod) for pod in found)
+    views = tuple(_helper_pod(pod) for pod in found)
     log: list[LogEntry] = []
     for view in views:
         try:
@@ -256,18 +270,21 @@ def _lease(cluster: Cluster, home: str, account: str, uids: dict[str, str]) -> L
     return LeaseView(uids.get(record.holder, record.holder), renewed)
 
 
-def _operator_pod(pod: Manifest) -> OperatorPod:
+def _helper_pod(pod: Manifest) -> HelperPod:
     status = pod.get("status") or {}
-    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions") or ())
+    conditions: dict[str, dict[str, Any]] = {each["type"]: each for each in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {}).get("status") == "True"
+    scheduled = conditions.get("PodScheduled", {})
+    homeless = scheduled.get("message", "") if scheduled.get("status") == "False" else ""
     containers = status.get("containerStatuses") or ()
     waiting: list[dict[str, Any]] = [(each.get("state") or {}).get("waiting") or {} for each in containers]
     words = [": ".join(text for text in (one.get("reason"), one.get("message")) if text) for one in waiting if one]
-    return OperatorPod(
+    return HelperPod(
         name=pod["metadata"]["name"],
         namespace=pod["metadata"]["namespace"],
         ready=ready,
         restarts=sum(int(each.get("restartCount", 0)) for each in containers),
-        message="; ".join(words) or status.get("message", "") or ("" if ready else str(status.get("phase", ""))),
+        message="; ".join(words) or homeless or status.get("message", "") or ("" if ready else status.get("phase", "")),
     )
 
 

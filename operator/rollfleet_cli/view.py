@@ -7,6 +7,7 @@ from typing import Any
 from rollfleet_operator.api.meta import LABEL_SERVING, Condition, ConditionStatus, ordinal_of
 from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import Phase, WeightVersion
+from rollfleet_operator.core.moves import STEPS
 
 # While one of these lasts, an engine that is not told of apart does what the whole fleet does.
 MOVING = (Phase.PREPARING, Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING)
@@ -204,7 +205,8 @@ def _from_pod(pod: dict[str, Any], update: UpdateView | None) -> EngineView:
     labels = metadata.get("labels") or {}
     containers = status.get("containerStatuses") or []
     moving = update.held_up if update and update.phase in MOVING else ()
-    held_up = {name: f"{reason}: {text}" for name, reason, text in moving}
+    phase = update.phase if update else ""
+    held_up = {name: text if reason == phase else f"{reason}: {text}" for name, reason, text in moving}
     return EngineView(
         name=metadata["name"],
         ordinal=ordinal_of(labels),
@@ -232,7 +234,9 @@ def _last_failure(fleet: RolloutEngine, update: UpdateView | None) -> str:
     if finished is None or finished.outcome is not Outcome.FAILED:
         return ""
     held_up = update.held_up if update else ()
-    new = [f"{name}: {reason}: {text}" for name, reason, text in held_up if text not in finished.message]
+    told = finished.message
+    failing = [each for each in held_up if each[1] not in STEPS and each[0] not in told and each[2] not in told]
+    new = [f"{name}: {reason}: {text}" for name, reason, text in failing]
     return "; ".join([f"version {finished.version}: {finished.message}", *new])
 
 

@@ -353,5 +353,10 @@ def test_notes_name_what_to_do_next() -> None:
         "kubectl apply -f examples/rolloutengine.yaml",
         "can read directories of the nodes",
         "crds.keep is false",
+        "kubectl delete rolloutengines --all-namespaces --all`",
     ):
         assert words in notes
+    assert "rollfleet.io/operator" not in notes
+    beside = helm(*arguments, values=merged(IMAGE, {"operatorName": "canary"}))
+    assert "only fleets with the label rollfleet.io/operator=canary" in beside
+    assert "kubectl delete rolloutengines --all-namespaces --selector rollfleet.io/operator=canary`" in beside

@@ -114,7 +114,7 @@ def test_watch_tells_each_step_once_and_ends_when_active(namespace: str, fleet: 
         raise AssertionError(f"{words!r} was not told: {lines}")
 
     try:
-        told("version 2 Pending")
+        told("version 2 is asked for")
         for phase in (Phase.PREPARING, Phase.TRANSFERRING):
             write_update(fleet, namespace, phase, progress=Progress(done=1, total=2))
             told(f"version 2 {phase.value} 1/2 engines")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from pydantic import ValidationError
 
 from rollfleet_engine.faults.child import Child
 from rollfleet_engine.faults.forward import Forward
@@ -29,7 +28,7 @@ from rollfleet_engine.faults.orders import Orders
 from rollfleet_engine.faults.plan import Plan, PlanError
 from rollfleet_engine.guard.lifecycle import ControlServer
 from rollfleet_engine.guard.log import GuardLog
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig, EngineConfigError, config_of
 
 LOOPBACK = "127.0.0.1"
 _USAGE_EXIT = 2
@@ -177,7 +176,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 async def _run(argv: list[str]) -> int:
     arguments, command = parse(argv)
-    config = EngineConfig.model_validate_json(os.environ.get(ENGINE_CONFIG_ENV, ""))
+    config = config_of(os.environ)
     orders = Orders(config, proxy_log(config))
     read = reader_of(arguments, orders, outside_only)
     if read is None:
@@ -190,12 +189,7 @@ def main() -> int:
     """Entry point of the command."""
     try:
         return asyncio.run(_run(sys.argv[1:]))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        print(f"faults: {ENGINE_CONFIG_ENV}{f' at {where}' if where else ''}: {first['msg']}", file=sys.stderr)
-        return _USAGE_EXIT
-    except PlanError as error:
+    except (EngineConfigError, PlanError) as error:
         print(f"faults: {error}", file=sys.stderr)
         return _USAGE_EXIT
     except OSError as error:

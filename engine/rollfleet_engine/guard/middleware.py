@@ -17,7 +17,7 @@ from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.guard.serving import Serving
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.guard.waiting import WaitingRoom
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.engine_config import EngineConfig, config_of
 
 AdapterOf = Callable[[Scope], EngineAdapter]
 ControlFront = Callable[[AsgiApp], AsgiApp]
@@ -131,7 +131,7 @@ class Guard(GuardedApp):
     """For `--middleware rollfleet_engine.guard.middleware.Guard` of vLLM; configured by ROLLFLEET_ENGINE_CONFIG."""
 
     def __init__(self, app: AsgiApp) -> None:
-        config = EngineConfig.model_validate_json(os.environ[ENGINE_CONFIG_ENV])
+        config = config_of(os.environ)
 
         def adapter_of(scope: Scope) -> EngineAdapter:
             adapter: EngineAdapter = importlib.import_module(VLLM_ADAPTER_MODULE).VllmAdapter(

@@ -7,14 +7,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from rollfleet_engine.launch.causes import CauseFinder
 from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_engine.launch.preflight import UnknownEngineError, observe
 from rollfleet_engine.launch.supervise import Outcome, Supervisor
 from rollfleet_engine.launch.termination import DEFAULT_LOG, LOG_VARIABLE, exit_code_of, write
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.engine_config import EngineConfigError, config_of
 from rollfleet_protocol.termination import EXIT_CONFIGURATION, Problem, TerminationMessage
 
 _ARGPARSE_EXIT = 2  # what argparse ends with when it refuses a command line
@@ -28,12 +26,10 @@ def log(event: str, **fields: object) -> None:
 def read_plan(environ: Mapping[str, str]) -> Plan | Refused:
     """What to start, or why not."""
     try:
-        config = EngineConfig.model_validate_json(environ.get(ENGINE_CONFIG_ENV, ""))
+        config = config_of(environ)
         return plan(config, observe(config, environ))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        cause = f"{ENGINE_CONFIG_ENV}{f' at {where}' if where else ''}: {first['msg']}"
+    except EngineConfigError as error:
+        cause = str(error)
         remedy = "the operator sets it; operator and engine image must be of the same release"
     except UnknownEngineError as error:
         cause, remedy = str(error), "set it in the engine's image"

@@ -27,7 +27,7 @@ from rollfleet_engine.simulator.process import CoreProcess
 from rollfleet_engine.simulator.requests import Limits
 from rollfleet_engine.simulator.weights import load_model
 from rollfleet_engine.weights.errors import CheckpointError
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.engine_config import EngineConfig, EngineConfigError, config_of
 
 STARTUP_VARIABLE = "ROLLFLEET_SIMULATOR_STARTUP_SECONDS"  # how long loading a model seems to take
 STEP_VARIABLE = "ROLLFLEET_SIMULATOR_STEP_SECONDS"  # that staging, pausing, updating and probing take at least
@@ -117,7 +117,11 @@ async def _serve(
 def main() -> int:
     """Serve until told to stop, or until the core is dead."""
     arguments = parse(sys.argv[1:])
-    config = EngineConfig.model_validate_json(os.environ[ENGINE_CONFIG_ENV])
+    try:
+        config = config_of(os.environ)
+    except EngineConfigError as error:
+        print(f"simulator: error: {error}", file=sys.stderr, flush=True)
+        return 1
     time.sleep(float(os.environ.get(STARTUP_VARIABLE, "0")))
     process = CoreProcess()
     faults = None

@@ -17,7 +17,7 @@ from rollfleet_cli.view import FleetView, build_view
 def status(
     name: Annotated[str | None, typer.Argument(help="A fleet, with its engines. Default: all, one line each.")] = None,
     namespace: Namespace = None,
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A")] = False,
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Fleets of all namespaces.")] = False,
     output: Output = "table",
     kubeconfig: Kubeconfig = None,
     context: Context = None,

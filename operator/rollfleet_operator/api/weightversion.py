@@ -321,7 +321,7 @@ class WeightVersionStatus(ApiModel):
     history: Annotated[tuple[HistoryEntry, ...], Field(max_length=10)] = ()
     """The last ten ended updates, newest last."""
     conditions: Conditions = ()
-    """Accepted, Quiesced, Transferred, Verified, Active, MixedVersions."""
+    """Accepted, Quiesced, Transferred, Verified, Active, MixedVersions, SpansVersions."""
 
 
 class WeightVersion(ApiModel):

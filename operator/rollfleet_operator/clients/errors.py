@@ -19,6 +19,7 @@ RollfleetError
 """
 
 import json
+import os
 import ssl
 from typing import Any
 
@@ -109,7 +110,17 @@ def from_transport(error: Exception, what: str) -> RollfleetError:
         return Unreachable(f"{what}: no answer within the deadline")
     if isinstance(error, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError):
         return Unreachable(f"{what}: the certificate was not accepted: {clipped(str(error))}")
-    return Unreachable(f"{what}: {clipped(str(error) or type(error).__name__)}")
+    return Unreachable(f"{what}: {clipped(_cause(error))}")
+
+
+def _cause(error: Exception) -> str:
+    """What aiohttp says of a connection names objects in memory, and the address, which is told already."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        if isinstance(cause, ssl.SSLError) or not cause.errno:
+            return str(cause) or type(cause).__name__
+        return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)  # below 0: of a name's look-up
+    return str(error) or type(error).__name__
 
 
 def from_api_server(status: int, body: bytes, what: str, retry_after: str | None = None) -> RollfleetError:
@@ -134,7 +145,9 @@ def from_guard(status: int, body: bytes, what: str) -> RollfleetError:
     try:
         detail = Refusal.model_validate_json(body).error
     except ValidationError:
-        text = f"{what}: HTTP {status}, not a guard's words: {clipped(body[:MAX_TEXT].decode(errors='replace'))}"
+        text = (
+            f"{what}: HTTP {status}, not a guard's words: {clipped(body[:MAX_TEXT].decode(errors='replace').strip())}"
+        )
         return Unreachable(text) if status >= 500 else Unsupported(text)
     if detail.reason in (RefusalReason.STALE_EPOCH, RefusalReason.WRONG_INCARNATION):
         return StaleAttempt(clipped(detail.message))

@@ -30,6 +30,8 @@ from rollfleet_protocol.state import (
     WeightsState,
 )
 
+HELD_TEXT = "stays closed as it is: an update failed, and its onFailure is Hold"
+
 
 class Obstacle(StrEnum):
     """Why a late joiner gets no further by itself."""
@@ -116,7 +118,7 @@ class CatchUp:
         if holds(state, self.committed):
             self._let_in(engine, state)
         elif self.held and state.gate is Gate.CLOSED:
-            self.stuck[engine.name] = Joiner(Obstacle.HELD, self.held)
+            self.stuck[engine.name] = Joiner(Obstacle.HELD, HELD_TEXT)
         elif state.gate is Gate.OPEN:  # open on other weights than the committed ones: that comes before all else
             steps.close(self.world, self.epoch, engine, state, self.committed.version, self.deadlines, self.work)
         elif self.committed.version == 0 and state.weights.state is WeightsState.INITIAL:

@@ -5,6 +5,7 @@ from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Phase, WeightVersionStatus
 from rollfleet_operator.core.actions import Event
 from rollfleet_operator.core.conditions import clip, find
+from rollfleet_operator.core.moves import causes, tell
 from rollfleet_operator.core.reasons import Reason
 
 NORMAL, WARNING = "Normal", "Warning"
@@ -47,7 +48,7 @@ def weight_version_events(name: str, old: WeightVersionStatus, new: WeightVersio
         text = f"version {new.version}: attempt {last.attempt} failed, tried again: {last.message}"
         events.append(_event("WeightVersion", name, WARNING, last.reason, text))
     if (old.phase, old.version) == (new.phase, new.version):
-        return tuple(events)
+        return (*events, *_tried_again(name, old, new))
     if old.version not in (0, new.version) and old.phase not in (Phase.ACTIVE, Phase.FAILED):
         text = f"version {old.version}: version {new.version} was asked for"
         events.append(_event("WeightVersion", name, NORMAL, Reason.SUPERSEDED, text))
@@ -60,6 +61,15 @@ def weight_version_events(name: str, old: WeightVersionStatus, new: WeightVersio
         text = f"version {new.version}: {reason.sentence} {_left_out(new)}".rstrip()
         events.append(_event("WeightVersion", name, NORMAL, reason, text))
     return tuple(events)
+
+
+def _tried_again(name: str, old: WeightVersionStatus, new: WeightVersionStatus) -> tuple[Event, ...]:
+    """That the checkpoint can't be read, when it is read the second time: it may go on until the deadline."""
+    found = causes(new.progress.failed)
+    if not found or new.phase is not Phase.PREPARING or not old.prepare_attempt <= 1 < new.prepare_attempt:
+        return ()
+    text = f"version {new.version}: Preparing is tried again: {tell(found)}"
+    return (_event("WeightVersion", name, WARNING, found[0].reason, text),)
 
 
 def _left_out(status: WeightVersionStatus) -> str:

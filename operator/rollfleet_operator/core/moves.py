@@ -1,5 +1,6 @@
 """What the phases of an update share: their view of it, what they answer, and common commands."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -23,6 +24,7 @@ from rollfleet_protocol.commands import LONGEST_SECONDS, Arm, Close, PauseMode
 from rollfleet_protocol.state import EngineState, Gate, OperationName, OperationStatus
 
 MAX_HOLD_UPS = 10
+MAX_NAMES = 3  # of engines that say the same
 MAX_HOLD_UP_TEXT = 512
 
 # Of an engine that is at work and only slow.
@@ -156,8 +158,21 @@ def progress(done: int, total: int, held_up: list[FailedEngine]) -> Progress:
 
 
 def tell(held_up: list[FailedEngine]) -> str:
-    """The hold-ups in one line."""
-    return "; ".join(f"{each.name}: {each.message or each.reason}" for each in held_up[:MAX_HOLD_UPS])
+    """The hold-ups in one line; what several engines say alike is said once, behind their names."""
+    names: dict[str, list[str]] = {}
+    for each in held_up:
+        names.setdefault(each.message or each.reason, []).append(each.name)
+    return "; ".join(f"{_in_short(who)}: {words}" for words, who in list(names.items())[:MAX_HOLD_UPS])
+
+
+def _in_short(names: list[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def causes(held_up: Iterable[FailedEngine]) -> list[FailedEngine]:
+    """Those that failed at something; the others are only slow."""
+    return [each for each in held_up if each.reason not in STEPS]
 
 
 def failed(reason: str, message: str) -> Ending:
@@ -167,8 +182,8 @@ def failed(reason: str, message: str) -> Ending:
 
 def overdue(phase: str, seconds: int, held_up: list[FailedEngine]) -> Ending:
     """A phase that did not end in time, in the words of whoever held it up."""
-    causes = [each.reason for each in held_up if each.reason not in STEPS]
-    reason = causes[0] if causes else Reason.DEADLINE_EXCEEDED.value
+    found = causes(held_up)
+    reason = found[0].reason if found else Reason.DEADLINE_EXCEEDED.value
     return failed(reason, f"{phase} did not end within {seconds} s: {tell(held_up) or 'nobody said why'}")
 
 

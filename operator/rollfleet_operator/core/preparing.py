@@ -19,6 +19,7 @@ from rollfleet_operator.api.weightversion import FailedEngine, Phase
 from rollfleet_operator.core.moves import (
     Move,
     Update,
+    causes,
     failed,
     hold_up,
     overdue,
@@ -167,8 +168,13 @@ def _unfit(update: Update, state: EngineState) -> tuple[str, str]:
     return "", ""
 
 
+def _tries_again(update: Update) -> bool:
+    return update.status.prepare_attempt > 1
+
+
 def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
-    """Failures first: they are what a person must cure."""
+    """Failures first: they are what a person must cure, also while it is tried again."""
+    before = {each.name: each for each in causes(update.status.progress.failed)} if _tries_again(update) else {}
     broken: list[FailedEngine] = []
     slow: list[FailedEngine] = []
     for engine, state in members:
@@ -183,6 +189,8 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
             broken.append(hold_up(engine, failure.failure.reason.value, failure.failure.message))
         elif refusals and refusals[-1][0] == "Prepare":
             broken.append(hold_up(engine, Reason.REFUSED, refusals[-1][1]))
+        elif engine.name in before:
+            broken.append(before[engine.name])
         else:
             slow.append(hold_up(engine, Reason.PREPARING, "is still reading and checking the checkpoint"))
     unreachable = [

@@ -7,6 +7,7 @@ from rollfleet_operator.api.weightversion import PauseMode, Phase, Progress, Wei
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.conditions import Claim, claim, find, merge
 from rollfleet_operator.core.ending import UpdatePlan, withdrawn
+from rollfleet_operator.core.moves import causes, tell
 from rollfleet_operator.core.policies import attempt_wait_s
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.rolling import TOLD, behind
@@ -161,7 +162,17 @@ def _active(subject: Subject, record: WeightVersionStatus) -> Claim:
     old = find(record.conditions, "Active")
     if phase is Phase.FAILED and old is not None:
         return Claim("Active", False, old.reason, old.message)
-    return claim("Active", False, REASON_OF[phase], _again(subject, record))
+    words = (_tried_again(subject, record), _again(subject, record))
+    return claim("Active", False, REASON_OF[phase], " ".join(text for text in words if text))
+
+
+def _tried_again(subject: Subject, record: WeightVersionStatus) -> str:
+    """Why the checkpoint is read again: nobody should have to wait for the deadline to learn it."""
+    found = causes(record.progress.failed)
+    if record.phase is not Phase.PREPARING or not found:
+        return ""
+    seconds = subject.weight_version.spec.deadlines.prepare_seconds
+    return f"{found[0].reason}: {tell(found)}; it is tried for up to {seconds} s (spec.deadlines.prepareSeconds)."
 
 
 def _again(subject: Subject, record: WeightVersionStatus) -> str:

@@ -12,6 +12,17 @@ import pytest
 from rollfleet_cli.cluster import TRIES, Access, Cluster, _checked
 from rollfleet_cli.errors import ConflictError, NotFoundError, RejectedError, UnreachableError
 
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+contexts:
+- {name: dev, context: {cluster: c, user: u}}
+- {name: test, context: {cluster: c, user: u, namespace: rl}}
+current-context: dev
+"""
+
 
 @pytest.mark.parametrize("text", ["root:x:0:0:root\n", "a: [1\n", "- 1\n"], ids=["words", "broken", "a list"])
 def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
@@ -20,6 +31,24 @@ def test_a_file_that_is_no_kubeconfig_is_named(tmp_path: Path, text: str) -> Non
     with pytest.raises(UnreachableError, match=f"no way to a cluster: {file} is not a kubeconfig: ") as told:
         Cluster(Access(file))
     assert "--kubeconfig" in str(told.value)
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = tmp_path / "config"
+    with pytest.raises(UnreachableError, match=f"{missing}: no such file"):
+        Cluster(Access(missing))
+    monkeypatch.setenv("KUBECONFIG", f"{missing}:{missing}2")
+    with pytest.raises(UnreachableError, match=f"{missing}:{missing}2: no such file"):
+        Cluster(Access())
+
+
+def test_a_context_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG)
+    with pytest.raises(UnreachableError, match="no context 'prod' in the kubeconfig; there are: dev, test"):
+        Cluster(Access(file, context="prod"))
+    assert Cluster(Access(file, context="test")).namespace == "rl"
+    assert Cluster(Access(file)).namespace == "default"
 
 
 def test_a_cluster_without_our_kinds_is_not_taken_for_a_missing_fleet() -> None:

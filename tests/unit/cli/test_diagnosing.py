@@ -3,6 +3,7 @@
 The causes are read from the page itself, so that one which is added there needs a remedy here.
 """
 
+import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from rollfleet_cli.asking import Answer
 from rollfleet_cli.diagnosing import Finding, diagnose
+from rollfleet_cli.plain import PlainConsole
 from rollfleet_cli.remedies import (
     ENGINES,
     EXIT_CODES,
@@ -25,7 +27,8 @@ from rollfleet_cli.remedies import (
     VERSIONS,
     WAITING,
 )
-from rollfleet_cli.snapshot import EventNote, LeaseView, OperatorPod, OperatorView, Snapshot, entries_about
+from rollfleet_cli.render_inspect import render_diagnosis
+from rollfleet_cli.snapshot import EventNote, HelperPod, LeaseView, OperatorView, Snapshot, entries_about
 from rollfleet_operator.api.rolloutengine import (
     EngineDetail,
     EnginesSummary,
@@ -73,7 +76,7 @@ def condition_of(kind: str, reason: str) -> Any:
 def test_a_fleet_that_is_well_has_no_findings() -> None:
     answer = Answer(POD, "p-1", make_state())
     version = make_version(1, phase=Phase.ACTIVE, conditions=(make_condition("Accepted"), make_condition("Active")))
-    running = OperatorView("rollfleet/operator", (OperatorPod("operator-1", "rollfleet", ready=True),))
+    running = OperatorView("rollfleet/operator", (HelperPod("operator-1", "rollfleet", ready=True),))
     found = findings(well_fleet(), version, pods=(make_pod(),), answers=(answer,), operator=running)
     assert found == {}
 
@@ -233,7 +236,7 @@ def test_a_spec_that_the_operator_has_not_seen() -> None:
 
 
 def test_an_operator_that_is_not_ready() -> None:
-    pod = OperatorPod("operator-1", "rollfleet", ready=False, restarts=3, message="CrashLoopBackOff")
+    pod = HelperPod("operator-1", "rollfleet", ready=False, restarts=3, message="CrashLoopBackOff")
     found = findings(well_fleet(), operator=OperatorView("rollfleet/operator", (pod,)))["OperatorNotReady"]
     assert found.words == "pod rollfleet/operator-1 is not ready, restarted 3 times: CrashLoopBackOff"
     one_of_two = OperatorView("rollfleet/operator", (pod, replace(pod, name="operator-2", ready=True)))
@@ -258,7 +261,7 @@ LEASES = [
 
 @pytest.mark.parametrize(("lease", "found"), [case[1:] for case in LEASES], ids=[case[0] for case in LEASES])
 def test_an_operator_of_which_no_process_acts(lease: LeaseView | None, found: bool) -> None:
-    ready = OperatorView("rollfleet/operator", (OperatorPod("operator-1", "rollfleet", ready=True),), lease=lease)
+    ready = OperatorView("rollfleet/operator", (HelperPod("operator-1", "rollfleet", ready=True),), lease=lease)
     assert (set(findings(well_fleet(), operator=ready)) == {"NoLeader"}) is found
 
 
@@ -280,7 +283,7 @@ def test_what_the_operators_log_says(message: str, reason: str) -> None:
     )
     log = tuple(entries_about("rl/qwen", "operator-1", text))
     assert [entry.error for entry in log] == ["older", WORDS]
-    view = OperatorView("rollfleet/operator", (OperatorPod("operator-1", "rollfleet", ready=True),), log)
+    view = OperatorView("rollfleet/operator", (HelperPod("operator-1", "rollfleet", ready=True),), log)
     found = findings(well_fleet(), operator=view)
     assert (found[reason].words, set(found)) == (WORDS, {reason})
 
@@ -339,10 +342,85 @@ def test_an_image_that_cannot_be_pulled() -> None:
     assert found.words == f"ImagePullBackOff: {WORDS}"
 
 
+def creating() -> dict[str, Any]:
+    container = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    return make_pod(container=container, conditions=[], phase="Pending")
+
+
+def test_a_pod_that_is_being_created_is_no_fault() -> None:
+    pulled = EventNote(f"Pod/{POD}", "Normal", "Scheduled", "assigned", 1, NOW)
+    waited = EventNote(f"Pod/{POD}", "Warning", "FailedScheduling", "no node yet", 1, NOW)
+    router = HelperPod("qwen-router-1", "rl", ready=False, message="ContainerCreating")
+    assert findings(well_fleet(), pods=(creating(),), events=(waited, pulled), routers=(router,)) == {}
+
+
+def test_what_keeps_a_pod_from_being_created_is_told_by_events_alone() -> None:
+    events = tuple(EventNote(f"Pod/{POD}", "Warning", "FailedMount", words, 1, NOW) for words in ("older", WORDS))
+    found = check(findings(well_fleet(), pods=(creating(),), events=events), "NotCreated", ENGINES)
+    assert (found.subject, found.words) == (f"Pod/{POD}", f"FailedMount: {WORDS}")
+    assert findings(well_fleet(), pods=(make_pod(),), events=events) == {}, "it runs by now"
+
+
+@pytest.mark.parametrize(("serves", "message"), [(False, WORDS), (True, WORDS), (True, "Running")])
+def test_a_router_that_does_not_answer(serves: bool, message: str) -> None:
+    fleet = well_fleet() if serves else make_fleet(conditions=(condition_of("Available", "Starting"),))
+    router = HelperPod("qwen-router-1", "rl", ready=False, message=message)
+    found = check(findings(fleet, routers=(router,)), "RouterNotReady", UNAVAILABLE)
+    assert (found.subject, message in found.words) == ("Pod/qwen-router-1", True)
+
+
+def test_a_router_that_waits_for_the_engines_is_no_fault() -> None:
+    router = HelperPod("qwen-router-1", "rl", ready=False, message="Running")
+    fleet = make_fleet(conditions=(condition_of("Available", "Starting"),))
+    assert set(findings(fleet, routers=(router,))) == {"Starting"}
+
+
+def test_a_router_that_is_not_there() -> None:
+    assert set(findings(well_fleet(), routers=())) == {"RouterNotReady"}
+    assert findings(well_fleet(), routers=None) == {}, "none is wanted"
+
+
 def test_a_pod_that_finds_no_node() -> None:
     unscheduled = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": WORDS}]
     found = findings(well_fleet(), pods=(make_pod(conditions=unscheduled, phase="Pending"),))
     assert WORDS in found["Unschedulable"].words
+
+
+def test_an_engine_that_is_held_is_not_said_to_be_restored_by_itself() -> None:
+    detail = EngineDetail(name=POD, ordinal=0, state="Uncertain", since=NOW, message=WORDS)
+    engines = EnginesSummary(details=(detail,))
+    state = make_state(weights=Weights(state=WeightsState.UNCERTAIN), open=False)
+    more = {"pods": (make_pod(),), "answers": (Answer(POD, "p-1", state),)}
+    for reason, names in (("Held", {"Held"}), ("CatchingUp", {"Uncertain", "CatchingUp"})):
+        fleet = well_fleet(conditions=(condition_of("Available", reason),), engines=engines)
+        assert set(findings(fleet, **more)) == names
+
+
+def test_a_guard_that_is_silent_is_told_of_once() -> None:
+    failed = FailedEngine(name=POD, reason="EngineUnreachable", message=f"does not answer: {WORDS}")
+    version = make_version(2, phase=Phase.TRANSFERRING, progress=Progress(done=0, total=1, failed=(failed,)))
+    answer = Answer[Any](POD, "p-1", error=WORDS)
+    assert set(findings(well_fleet(), version, pods=(make_pod(),), answers=(answer,))) == {"Unreachable"}
+    assert set(findings(well_fleet(), version, pods=(make_pod(),))) == {"EngineUnreachable"}
+
+
+def test_an_engine_that_cannot_be_fenced_is_told_of_once() -> None:
+    detail = EngineDetail(name=POD, ordinal=0, state="Unfenced", since=NOW, message=WORDS)
+    failed = FailedEngine(name=POD, reason="CannotBeFenced", message=WORDS)
+    version = make_version(2, phase=Phase.PREPARING, progress=Progress(done=0, total=1, failed=(failed,)))
+    assert set(findings(well_fleet(engines=EnginesSummary(details=(detail,))), version)) == {"Unfenced"}
+
+
+def test_what_several_engines_say_alike_is_printed_once() -> None:
+    found = (
+        *(Finding(f"Pod/qwen-{n}", "CheckpointNotFound", WORDS, "cause", "remedy") for n in range(2)),
+        Finding("Pod/qwen-2", "CheckpointNotFound", "others", "cause", "remedy"),
+    )
+    out = PlainConsole(width=200, file=io.StringIO())
+    out.print(render_diagnosis(look(None), found))
+    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    told = [line.rstrip() for line in lines if line.startswith("Pod/")]
+    assert told == [f"Pod/qwen-0, Pod/qwen-1: CheckpointNotFound: {WORDS}", "Pod/qwen-2: CheckpointNotFound: others"]
 
 
 # --- the whole

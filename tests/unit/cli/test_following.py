@@ -15,7 +15,8 @@ from rollfleet_cli.errors import (
 from rollfleet_cli.following import GIVE_UP_S, INTERVAL_S, Clock, changes, follow, has_reached
 from rollfleet_cli.view import FleetView, build_view
 from rollfleet_operator.api.rolloutengine import Committed, LastFinished, Outcome, RolloutEngine
-from rollfleet_operator.api.weightversion import HistoryEntry, Phase, Progress, WeightVersion
+from rollfleet_operator.api.weightversion import FailedEngine, HistoryEntry, Phase, Progress, WeightVersion
+from rollfleet_operator.core.reasons import Reason
 from tests.support.cli import NOW, make_condition, make_fleet, make_pod, make_version
 
 
@@ -87,7 +88,7 @@ class WithUpdate(Script):
 
 
 def test_a_timeout_tells_what_the_update_was_doing() -> None:
-    with pytest.raises(TimedOutError, match="rl/qwen: not there within 3 s, but version 2 Preparing"):
+    with pytest.raises(TimedOutError, match="rl/qwen: not there within 3 s: version 2 Preparing"):
         list(follow(WithUpdate(make_fleet()), "rl", "qwen", Time().clock(), 3.0))
 
 
@@ -130,14 +131,18 @@ def test_a_failed_version_is_told_with_the_engines_words() -> None:
 
 
 def test_without_a_weight_version_only_the_commit_counts() -> None:
-    assert has_reached(view(make_fleet(committed=Committed(version=2, time=NOW))), 2)
+    assert has_reached(view(make_fleet(committed=Committed(version=2, time=NOW), serving_replicas=1)), 2)
     with pytest.raises(NotFoundError, match="no WeightVersion"):
         has_reached(view(make_fleet()), 2)
 
 
 def test_version_0_needs_no_weight_version() -> None:
     assert has_reached(view(make_fleet()), 0) is False
-    assert has_reached(view(make_fleet(committed=Committed(version=0, time=NOW))), 0)
+    assert has_reached(view(make_fleet(committed=Committed(version=0, time=NOW), serving_replicas=1)), 0)
+
+
+def test_what_is_committed_and_not_open_yet_is_not_served() -> None:
+    assert has_reached(view(make_fleet(committed=Committed(version=0, time=NOW))), 0) is False
 
 
 @pytest.mark.parametrize("phase", [Phase.PREPARING, Phase.FAILED])
@@ -204,6 +209,40 @@ def test_nothing_is_told_twice() -> None:
 
 def _fleet(**status: Any) -> RolloutEngine:
     return make_fleet(**{"conditions": (make_condition("Available", reason="Serving", message="2 of 2"),), **status})
+
+
+def _moving(*failed: FailedEngine, generation: int = 4, message: str = "") -> WeightVersion:
+    return make_version(
+        2,
+        phase=Phase.PREPARING,
+        generation=generation,
+        progress=Progress(done=0, total=2, failed=failed),
+        conditions=(
+            make_condition("Active", holds=False, reason="Preparing", message=message or Reason.PREPARING.sentence),
+        ),
+    )
+
+
+SLOW = FailedEngine(name="qwen-1-0-abcde", reason="Preparing", message="is still reading")
+BAD = FailedEngine(name="qwen-1-0-abcde", reason="CheckpointNotFound", message="no such folder")
+PODS = [make_pod("qwen", 0), make_pod("qwen", 1)]
+
+
+def test_engines_that_go_along_are_not_told_of_one_by_one() -> None:
+    before = view(_fleet(), pods=PODS)
+    assert changes(before, view(_fleet(), _moving(SLOW), pods=PODS)) == ["version 2 Preparing 0/2 engines"]
+    failing = view(_fleet(), _moving(BAD), pods=PODS)
+    words = "engine qwen-1-0-abcde Preparing: CheckpointNotFound: no such folder"
+    assert changes(before, failing) == ["version 2 Preparing 0/2 engines", words]
+    assert changes(failing, before) == ["engine qwen-1-0-abcde Serving"]
+    why = "CheckpointNotFound: qwen-1-0-abcde: no such folder; tried again"
+    told = changes(before, view(_fleet(), _moving(BAD, message=why), pods=PODS))
+    assert told == [f"version 2 Preparing 0/2 engines: {why}"], "each word once"
+
+
+def test_what_was_asked_for_before_is_not_told_of_the_newest_version() -> None:
+    seen = make_version(2, phase=Phase.ACTIVE, generation=5, observed_generation=4)
+    assert changes(view(_fleet()), view(_fleet(), seen)) == ["version 2 is asked for"]
 
 
 CHANGES: dict[str, tuple[Callable[[], FleetView], list[str]]] = {

@@ -27,3 +27,10 @@ def test_wrong_usage(case: str) -> None:
     ended = CliRunner(env={"TERM": "dumb", "COLUMNS": "200"}).invoke(app, arguments)
     assert ended.exit_code == 2
     assert words in ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["--help"], ["bump", "-h"], ["status", "--help"]], ids=" ".join)
+def test_help(arguments: list[str]) -> None:
+    told = CliRunner(env={"TERM": "dumb", "COLUMNS": "200"}).invoke(app, arguments)
+    assert told.exit_code == 0
+    assert "Usage:" in told.stdout

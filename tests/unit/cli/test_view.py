@@ -98,6 +98,15 @@ def test_last_failure_is_told_until_something_succeeds() -> None:
     assert view(make_fleet(last_finished=done)).last_failure == ""
 
 
+@pytest.mark.parametrize(("reason", "told"), [("Preparing", False), ("DigestMismatch", True)])
+def test_who_was_only_slow_is_no_part_of_a_failure(reason: str, told: bool) -> None:
+    fleet = make_fleet(last_finished=LastFinished(version=3, generation=3, outcome=Outcome.FAILED, message="too late"))
+    slow = FailedEngine(name="qwen-0", reason=reason, message="is still at it")
+    version = make_version(3, phase=Phase.FAILED, progress=Progress(failed=(slow,)))
+    expected = f"version 3: too late{f'; qwen-0: {reason}: is still at it' if told else ''}"
+    assert view(fleet, [version]).last_failure == expected
+
+
 def test_the_accepted_version_is_the_one_in_charge() -> None:
     def named(name: str, accepted: bool, age_s: int) -> WeightVersion:
         condition = make_condition(

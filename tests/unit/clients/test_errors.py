@@ -1,9 +1,12 @@
 """One mapping of the outside world's failures."""
 
 import json
+import socket
+import ssl
 
 import aiohttp
 import pytest
+from aiohttp.client_reqrep import ConnectionKey
 
 from rollfleet_operator.clients import errors
 from rollfleet_protocol.refusals import Refusal, RefusalDetail, RefusalReason
@@ -116,3 +119,22 @@ def test_failures_below_http() -> None:
     assert isinstance(refused, errors.Unreachable)
     assert "Connect call failed" in str(refused)
     assert "ServerDisconnectedError" in str(errors.from_transport(aiohttp.ServerDisconnectedError(""), "guard of a"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('198.18.0.7', 8001)"), "Connection refused"),
+        (OSError(113, "Connect call failed"), "No route to host"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(1, "[SSL] wrong version number"), "[SSL] wrong version number"),
+        (OSError("Multiple exceptions: ..."), "Multiple exceptions: ..."),
+    ],
+)
+def test_a_connection_that_fails_is_told_without_objects_in_memory(cause: OSError, words: str) -> None:
+    key = ConnectionKey("198.18.0.7", 8001, True, ssl.create_default_context(), None, None, None)
+    told = str(errors.from_transport(aiohttp.ClientConnectorError(key, cause), "guard of a (198.18.0.7:8001)"))
+    assert told.startswith("guard of a (198.18.0.7:8001): ")
+    assert words in told
+    assert "0x" not in told
+    assert told.count("198.18.0.7") == 1

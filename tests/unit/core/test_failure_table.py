@@ -225,6 +225,9 @@ def test_transfer_fails_after_some_succeeded_hold_leaves_everything_as_it_is() -
     assert world.run(30, lambda: world.ended(2))
     assert "spec.onFailure is Hold" in failed(world, 2, "TransferFailed")
     assert aftermath(world) is Aftermath.HELD
+    assert world.run(5, lambda: bool(world.fleet.status.engines.details))
+    told = {each.message for each in world.fleet.status.engines.details if each.state == "Uncertain"}
+    assert told == {"stays closed as it is: an update failed, and its onFailure is Hold"}
     held = [pod.process.resident for pod in world.pods.values() if pod.process]
     world.run(120)
     assert world.open_versions() == []

@@ -88,6 +88,30 @@ def test_c11_a_bad_checkpoint_is_found_before_any_pause(case: str) -> None:
     assert world.status().progress.failed[0].message == BAD_CHECKPOINTS[case].message
 
 
+@pytest.mark.parametrize("case", BAD_CHECKPOINTS)
+def test_c11_why_a_checkpoint_is_read_again_is_told_from_the_first_failure_on(case: str) -> None:
+    world = make_world(version=1)
+    bad = BAD_CHECKPOINTS[case]
+    world.store.faults["step-2"] = bad
+    for pod in world.pods.values():
+        pod.temper.seconds = slow(OperationName.PREPARE, 0.5)().seconds
+    bump(world, 2)
+    assert world.run(10, lambda: world.status().prepare_attempt > 1)
+    said = set()
+    while not world.ended(2):
+        status = world.status()
+        said.add(next(each.message for each in status.conditions if each.type == "Active"))
+        assert {each.reason for each in status.progress.failed} == {bad.reason.value}, "also while it is read again"
+        world.step()
+    names = ", ".join(each.name for each in world.status().progress.failed)
+    words = f"{bad.reason.value}: {names}: {bad.message}; it is tried for up to {DEADLINES.prepare_seconds} s"
+    assert said == {f"{words} (spec.deadlines.prepareSeconds)."}, "and it does not flicker"
+    failed(world, 2, bad.reason.value)
+    told = [event.message for event in world.events if event.reason == bad.reason.value]
+    assert len(told) == 2, "when it is tried again, and when it has failed"
+    assert told[0] == f"version 2: Preparing is tried again: {names}: {bad.message}"
+
+
 def test_c11_a_checkpoint_that_becomes_whole_in_time_is_taken() -> None:
     world = make_world(version=1)
     world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
