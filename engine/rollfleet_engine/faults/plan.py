@@ -195,7 +195,7 @@ def parse_plan(text: str | bytes, what: str) -> Plan:
         return Plan.model_validate_json(text)
     except ValidationError as error:
         found = (
-            f"{'.'.join(str(part) for part in each['loc']) or 'the file'}: {each['msg']}"
+            f"{'.'.join(str(part) for part in each['loc']) or 'the file'}: {each['msg'].removeprefix('Value error, ')}"
             for each in error.errors(include_url=False, include_input=False, include_context=False)
         )
         raise PlanError(f"{what}: {'; '.join(found)}") from error

@@ -19,7 +19,6 @@ from rollfleet_operator.api.weightversion import FailedEngine, Phase
 from rollfleet_operator.core.moves import (
     Move,
     Update,
-    causes,
     failed,
     hold_up,
     overdue,
@@ -33,6 +32,7 @@ from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import CheckpointSource, Prepare
 from rollfleet_protocol.state import EngineState, FailureReason, OperationName, Staged
 
+OWN_FAILURES = frozenset(reason.value for reason in FailureReason)
 NEEDED = ("source/Checkpoint",)
 
 Member = tuple[Engine, EngineState]
@@ -168,13 +168,15 @@ def _unfit(update: Update, state: EngineState) -> tuple[str, str]:
     return "", ""
 
 
-def _tries_again(update: Update) -> bool:
-    return update.status.prepare_attempt > 1
+def _failed_before(update: Update) -> dict[str, FailedEngine]:
+    """What engines said when they failed in this phase: it holds while they try again."""
+    told = update.status.progress.failed if update.status.prepare_attempt > 1 else ()
+    return {each.name: each for each in told if each.reason in OWN_FAILURES}
 
 
 def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
     """Failures first: they are what a person must cure, also while it is tried again."""
-    before = {each.name: each for each in causes(update.status.progress.failed)} if _tries_again(update) else {}
+    before = _failed_before(update)
     broken: list[FailedEngine] = []
     slow: list[FailedEngine] = []
     for engine, state in members:

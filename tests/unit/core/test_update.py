@@ -112,6 +112,24 @@ def test_c11_why_a_checkpoint_is_read_again_is_told_from_the_first_failure_on(ca
     assert told[0] == f"version 2: Preparing is tried again: {names}: {bad.message}"
 
 
+def test_an_engine_that_answers_again_is_not_said_to_be_silent_while_it_reads() -> None:
+    world = make_world(version=1)
+    world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
+    one = world.pods[world.uid_of(1)]
+    one.temper.seconds = slow(
+        OperationName.PREPARE, 20.0
+    )().seconds  # the others fail often: that is when it is looked at
+    bump(world, 2)
+    assert world.run(10, lambda: world.status().prepare_attempt > 1)
+    one.cut_off_until = world.time + 3
+
+    def told() -> set[str]:
+        return {each.reason for each in world.status().progress.failed if each.name.startswith("qwen-1-")}
+
+    assert world.run(3, lambda: told() == {"EngineUnreachable"})
+    assert world.run(10, lambda: told() == {"Preparing"})
+
+
 def test_c11_a_checkpoint_that_becomes_whole_in_time_is_taken() -> None:
     world = make_world(version=1)
     world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")

@@ -151,6 +151,7 @@ def test_mistakes_are_named(tmp_path, rule, words):
     path.write_text(json.dumps({"rules": [rule]}))
     with pytest.raises(PlanError) as caught:
         read_plan(path)
+    assert "Value error" not in str(caught.value)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
 
