@@ -38,6 +38,7 @@ from tests.model.watching import PodWatch
 from tests.support.builders import make_settings
 
 RESYNC_S = 60.0  # without news or a time to wake; the runtime's is longer
+THAW_S = 1.0  # after which a process that stands still finds that it goes on
 HOLD_S = 0.1
 SILENCE_S = 12.0  # after which guards reopen; above the longest poll, and short so that it matters often
 LONGEST_BACK_OFF_S = 8.0
@@ -164,8 +165,9 @@ class Operator:
     def _unless_frozen(self, act: Callable[[], None], holds: Callable[[], bool]) -> None:
         if not holds():
             return
-        if self._clock.time < self.frozen_until:
-            self._clock.later(self.frozen_until - self._clock.time, lambda: self._unless_frozen(act, holds))
+        if self._clock.time < self.frozen_until:  # in steps: it may be healed before
+            left_s = self.frozen_until - self._clock.time
+            self._clock.later(min(left_s, THAW_S), lambda: self._unless_frozen(act, holds))
         else:
             act()
 

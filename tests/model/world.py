@@ -228,7 +228,9 @@ class World:
 
     def _tick(self) -> None:
         self.clock.later(TICK_S, self._tick)
-        able = not self.api.down and any(operator.leads for operator in self.operators)
+        able = not self.api.down and any(
+            operator.leads and operator.frozen_until <= self.clock.time for operator in self.operators
+        )
         # A new term, or the first answer after an outage: an operator finds out with its next try, 30 s later at most.
         lives = tuple(
             (operator.uptime.since, operator.uptime.away("")) if operator.leads else None for operator in self.operators
