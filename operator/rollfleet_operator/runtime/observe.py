@@ -65,12 +65,13 @@ class Observer:
     async def read(self, key: str) -> Read:
         """The fleet and the WeightVersions that name it."""
         namespace, name = split_key(key)
+        asked = self._uptime.now()
         try:
             fleet, listing = await asyncio.gather(
                 self._fleet(namespace, name), self._cluster.list(WEIGHT_VERSIONS, namespace)
             )
         except (Unreachable, Busy):
-            self._uptime.lost(key)
+            self._uptime.lost(key, asked)
             raise
         self._uptime.seen(key)
         if fleet is None:

@@ -40,10 +40,15 @@ class Uptime:
             if began is not None:
                 self._took(whose, (began, now))
 
-    def lost(self, key: str = EVERYWHERE) -> None:
-        """The API server did not answer."""
+    def now(self) -> datetime:
+        """The time, for `lost`."""
+        return self._clock()
+
+    def lost(self, key: str = EVERYWHERE, asked: datetime | None = None) -> None:
+        """The API server did not answer what it was asked then: it takes seconds to find out."""
         if self._is_up:
-            self._lost.setdefault(key, self._look_at_the_clock())
+            now = self._look_at_the_clock()
+            self._lost.setdefault(key, now if asked is None else min(asked, now))
 
     def ended(self) -> None:
         """The term is over; the next answer begins a new count."""

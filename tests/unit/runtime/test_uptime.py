@@ -47,6 +47,17 @@ def test_an_outage_is_taken_off_and_begins_no_new_count() -> None:
     assert (time.uptime.since, time.uptime.away(ONE)) == (at(0), ((at(10), at(15)),))
 
 
+def test_an_outage_began_when_what_was_not_answered_was_asked() -> None:
+    time = Time()
+    time.uptime.seen(ONE)
+    asked = time.uptime.now()
+    time.seconds = 10
+    time.uptime.lost(ONE, asked)
+    time.seconds = 15
+    time.uptime.seen(ONE)
+    assert time.uptime.away(ONE) == ((at(0), at(15)),)
+
+
 def test_reads_that_fail_for_one_fleet_are_no_outage_for_another() -> None:
     time = Time()
     time.uptime.seen(ONE)
