@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ FIELD_MANAGER = "rollfleet-cli"
 BUSY, TRIES, LONGEST_RETRY_S = (429, 503), 5, 2.0  # with Retry-After: as while a CRD's storage is made ready
 MOST_OBJECTS = 1000  # of one list
 MOST_LOG_BYTES = 8 << 20  # limitBytes cuts the newest off, so it must hold all lines that are asked for
+CONNECTION = re.compile(r"^HTTPS?Connection(Pool)?\([^)]*\): ")  # what urllib3 begins with: the address, told already
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -199,7 +201,8 @@ class Cluster:
                 answer = self._client.call_api(*request, _request_timeout=(CONNECT_S, READ_S))
                 content = answer.read()
             except (HTTPError, ApiException, OSError) as error:
-                raise UnreachableError(f"no answer from the API server at {host}: {error}") from error
+                words = CONNECTION.sub("", str(error))
+                raise UnreachableError(f"no answer from the API server at {host}: {words}") from error
             asked = answer.headers.get("Retry-After", "")
             if answer.status not in BUSY or not asked.isdecimal() or attempt == TRIES:
                 break

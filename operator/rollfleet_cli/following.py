@@ -44,9 +44,10 @@ def follow(reader: Reader, namespace: str, name: str, clock: Clock, timeout_s: f
     while True:
         try:
             view = look(reader, namespace, name)
-        except UnreachableError:
+        except UnreachableError as error:
             if clock.monotonic() - answered > GIVE_UP_S:
                 raise
+            doing = str(error)
         else:
             answered = clock.monotonic()
             doing = _update_words(view)

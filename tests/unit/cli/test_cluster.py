@@ -51,6 +51,16 @@ def test_a_context_that_is_not_there_is_told_with_those_that_are(tmp_path: Path)
     assert Cluster(Access(file)).namespace == "default"
 
 
+def test_an_api_server_that_is_away_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG)
+    with pytest.raises(
+        UnreachableError, match=r"API server at https://127.0.0.1:1: Failed to establish .*refused"
+    ) as told:
+        Cluster(Access(file)).fleets(None)
+    assert "HTTPSConnection" not in str(told.value)
+
+
 def test_a_cluster_without_our_kinds_is_not_taken_for_a_missing_fleet() -> None:
     with pytest.raises(UnreachableError, match=r"does not know rolloutengines .*: install the chart"):
         _checked(404, b"404 page not found\n", "rolloutengines")
