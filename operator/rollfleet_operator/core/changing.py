@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from rollfleet_operator.api.rolloutengine import Committed, Previous
 from rollfleet_operator.api.weightversion import FailedEngine, Phase, StrategyType, Target, WeightVersionStatus
-from rollfleet_operator.core.moves import Move, Update, failed, hold_up, overdue, progress
+from rollfleet_operator.core.moves import Move, Update, failed, hold_up, in_short, overdue, progress
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
 from rollfleet_operator.core.reasons import Reason
@@ -165,10 +165,12 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     if grave is not None or (broken and left < _needed(update)):
         first = grave or broken[0]
         return Move(told, failed(first.reason, f"{first.target.name}: {first.text}"))
+    gone = in_short([seat.target.name for seat in seats if seat.standing is Standing.OUT])
     if left == 0:
-        return Move(told, failed(Reason.ENGINES_LOST, f"{phase}: every engine of the update restarted or vanished"))
+        text = f"{phase}: every engine of the update restarted or vanished: {gone}"
+        return Move(told, failed(Reason.ENGINES_LOST, text))
     if left < _needed(update):
-        text = f"{phase}: {len(seats) - left} engines of the update restarted or vanished"
+        text = f"{phase}: {len(seats) - left} engines of the update restarted or vanished ({gone})"
         return Move(told, failed(Reason.ENGINES_LOST, f"{text}: {update.too_few(left)}"))
     if deadline.passed(update.now) and not all(seat.at_rest for seat in seats):
         return Move(told, overdue(phase, seconds, _held_up(seats)))

@@ -162,10 +162,11 @@ def tell(held_up: list[FailedEngine]) -> str:
     names: dict[str, list[str]] = {}
     for each in held_up:
         names.setdefault(each.message or each.reason, []).append(each.name)
-    return "; ".join(f"{_in_short(who)}: {words}" for words, who in list(names.items())[:MAX_HOLD_UPS])
+    return "; ".join(f"{in_short(who)}: {words}" for words, who in list(names.items())[:MAX_HOLD_UPS])
 
 
-def _in_short(names: list[str]) -> str:
+def in_short(names: list[str]) -> str:
+    """The first few, and how many more."""
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 

@@ -68,6 +68,7 @@ def test_engines_lost_while_transferring_leave_too_few_then_on_failure() -> None
     last = world.status().last_attempt
     assert last is not None
     assert last.reason == "EnginesLost"
+    assert "1 engines of the update restarted or vanished (qwen-1-0-" in last.message, "and who"
     assert "spec.minServing is 3" in last.message
     assert world.status().phase is Phase.ACTIVE, "the second attempt waited for the engine that came back"
     assert world.all_serve(2)

@@ -144,7 +144,7 @@ def test_where_every_engine_dies_it_fails_and_the_version_is_restored() -> None:
     for uid in list(world.pods):
         world.crash(uid)
     assert world.run(30, lambda: world.ended(2))
-    failed(world, 2, "EnginesLost")
+    assert "every engine of the update restarted or vanished: qwen-0-0-" in failed(world, 2, "EnginesLost")
     assert world.run(30, lambda: world.all_serve(1))
 
 
