@@ -102,11 +102,11 @@ def _words(view: FleetView) -> list[Words]:
     """What a person must read, each on a line of its own and never cut."""
     where = f"{view.namespace}/{view.name}"
     lines = [Words(f"{where}: {problem}", style="red") for problem in view.problems]
-    lines += [
-        Words(f"{each.name}: {each.state}: {each.message}", style="yellow")
-        for each in view.engines
-        if _is_news(each.message, view.problems)
-    ]
+    alike: dict[str, list[str]] = {}
+    for each in view.engines:
+        if _is_news(each.message, view.problems):
+            alike.setdefault(f"{each.state}: {each.message}", []).append(each.name)
+    lines += [Words(f"{', '.join(names)}: {words}", style="yellow") for words, names in alike.items()]
     told_by_engine = any(each.message and each.message in view.message for each in view.engines)
     if view.state not in GOOD and not told_by_engine and _is_news(view.message, view.problems):
         lines.append(Words(f"{where}: {view.state}: {view.message}", style="yellow"))

@@ -122,3 +122,15 @@ def test_the_same_words_are_told_once() -> None:
         fleet = make_fleet(engines=EnginesSummary(details=(detail,)), conditions=told)
         view = build_view(fleet, [], [make_pod("qwen", 0)])
         assert printed(render_fleet(view, NOW)).count(text) == 1
+
+
+def test_what_several_engines_say_is_told_once_with_their_names() -> None:
+    details = tuple(
+        EngineDetail(name=f"qwen-{n}-0-abcde", ordinal=n, state="Starting", since=NOW, message=text)
+        for n, text in enumerate(("ContainerCreating", "ContainerCreating", "restarted 1 times"))
+    )
+    fleet = make_fleet(engines=EnginesSummary(details=details))
+    shown = printed(render_fleet(build_view(fleet, [], []), NOW), width=200)
+    assert "qwen-0-0-abcde, qwen-1-0-abcde: Starting: ContainerCreating" in shown
+    assert "qwen-2-0-abcde: Starting: restarted 1 times" in shown
+    assert shown.count("ContainerCreating") == 1
