@@ -60,6 +60,8 @@ class _Faults:
     def layer(self, rule: Rule, staged: StagedCheckpoint) -> str:
         """The layer to skip."""
         layers = list({layer_of(tensor.name) for tensor in staged.tensors})
+        if rule.layer is not None and rule.layer not in layers:
+            self._injector.not_done(rule.call, f"no {rule.layer!r} among {', '.join(sorted(layers)[:5])}, ...")
         return rule.layer or choose(layers, self._injector.plan.seed, "layer", staged.path)
 
 

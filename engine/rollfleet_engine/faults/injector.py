@@ -44,6 +44,10 @@ class Injector:
         self._counts.clear()
         self._tell()
 
+    def not_done(self, call: Call, error: str) -> None:
+        """Say that what was announced came to nothing."""
+        self._log.write("faults.not_done", call=call, error=error)
+
     def counts(self) -> dict[str, int]:
         """Calls so far, by kind."""
         return {call.value: count for call, count in self._counts.items()}
