@@ -47,6 +47,8 @@ class Chaos:
         self._auditor = auditor
         self._created = 0
         self._fleets = 0
+        self._at_commit: list[Callable[[], None]] = []
+        auditor.statuses.on_commit = self._committed
 
     def strike(self, blow: Happening) -> None:
         """Let it happen."""
@@ -316,6 +318,37 @@ class Chaos:
         if host is not None:
             for operator in self._operators:
                 self._network.cut(operator.name, host.uid, Cut.BOTH, blow.seconds)
+
+    def cut_at_commit(self, blow: Happening) -> None:
+        """One engine from all operators, as soon as the next version is committed: before it can be opened."""
+        self._at_commit.append(lambda: self.cut_from_all(blow))
+
+    def kill_at_commit(self, blow: Happening) -> None:
+        """All operators, as soon as the next version is committed: before anything follows from it."""
+        self._at_commit.append(lambda: self.kill_all_operators(blow))
+
+    def vanish_at_commit(self, blow: Happening) -> None:
+        """A pod's object goes as soon as the next version is committed, on a node whose kubelet is silent."""
+
+        def vanish() -> None:
+            host = self._host(blow)
+            if host is not None:
+                self._nodes.lose(host.node, blow.seconds, cut=False)
+                self._api.remove_pod(host.uid)
+
+        self._at_commit.append(vanish)
+
+    def calm_down(self) -> None:
+        """What has not happened yet does not happen any more."""
+        self._at_commit.clear()
+        self.slow.clear()
+        for operator in self._operators:
+            operator.freezes_s = 0.0
+
+    def _committed(self) -> None:
+        due, self._at_commit = self._at_commit, []
+        for act in due:
+            self._clock.later(0.0, act)
 
     def lose_node(self, blow: Happening) -> None:
         """Its kubelet is silent."""

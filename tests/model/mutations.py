@@ -7,10 +7,10 @@ must be one of those named here. Where the core and the guard both stand for som
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tests.model import spoils, spoils_of_updates
+from tests.model import spoils, spoils_of_pods, spoils_of_updates
 from tests.model.api_server import ApiFaults
 from tests.model.network import NetFaults
-from tests.model.schedule import KINDS, Happening, Schedule, schedule_of
+from tests.model.schedule import KINDS, STEPS, Happening, Schedule, schedule_of
 from tests.model.spoils import Patch
 
 Bias = Callable[[Schedule], Schedule]
@@ -55,7 +55,7 @@ def two_operators(schedule: Schedule) -> Schedule:
     return replace(schedule, operators=2, lease=True)
 
 
-def script(*lines: tuple[float, str, float]) -> Bias:
+def script(*lines: tuple[float, str, float], quick: bool = False) -> Bias:
     """These things at these times, to whom the seed says; in good weather, by one operator."""
 
     def bias(schedule: Schedule) -> Schedule:
@@ -65,7 +65,8 @@ def script(*lines: tuple[float, str, float]) -> Bias:
             for place, (at, kind, seconds) in enumerate(lines)
         )
         calm = {"net": NetFaults(), "api": ApiFaults(), "operators": 1, "lease": False, "replicas": 3}
-        return replace(schedule, happenings=happenings, **calm)  # type: ignore[arg-type]
+        step_s = tuple(0.01 for _ in STEPS) if quick else schedule.step_s
+        return replace(schedule, happenings=happenings, step_s=step_s, **calm)  # type: ignore[arg-type]
 
     return bias
 
@@ -78,13 +79,16 @@ def _bumps(first: float, count: int, every: float) -> tuple[tuple[float, str, fl
 # them. Its kubelet comes back, and does not know for up to 105 s that they are gone.
 FORGOTTEN = script((0, "bump", 0), (84.5, "cut_from_all", 900), (85, "collect_garbage", 90), *_bumps(301, 8, 11))
 UNNOTICED = script((0, "bump", 0), (85, "collect_unnoticed", 180), *_bumps(298, 8, 11))
-SILENT_OPENING = script(
-    (0, "bump", 0), (20, "bump", 0), (20.4, "cut_from_all", 600), (21.5, "cut_from_all", 600), (300, "bump", 0)
+DRAINING = script(
+    *((8 + place / 10, "long_request", 180.0) for place in range(6)),
+    (10, "delete_pod", 0),
+    (10.3, "bump", 0),
+    quick=True,
 )
 
 STALE, ATOMIC, FENCE, COMMIT, EPOCH, ENDS = "never stale", "atomic", "fence", "commit", "epoch", "always ends"
 TOLD, COUNT, HOLD, RETRY, ODD, RESTARTS = "told", "minServing", "hold", "retry", "excluded", "restarts"
-ups = spoils_of_updates
+ups, pods = spoils_of_updates, spoils_of_pods
 
 MUTATIONS = (
     Mutation("no arming", spoils.no_arming, (FENCE, STALE)),
@@ -143,5 +147,86 @@ MUTATIONS = (
         ups.a_retry_request_is_followed_again_and_again,
         (RETRY, ENDS),
         ("bump_to_broken", "retry"),
+    ),
+    Mutation("objects are known by name", ups.objects_are_known_by_name, (TOLD,), ("create_version_again",)),
+    Mutation("another fleet's history counts", ups.another_fleets_history_counts, (ENDS,), ("bump", "delete_fleet")),
+    Mutation("odd engines are let in", ups.odd_engines_are_let_in, (ODD, "agree"), ("bump", "damage_silently")),
+    Mutation("opening waits for ever", ups.opening_waits_for_ever, (ENDS,), ("bump", "cut_at_commit")),
+    Mutation(
+        "acts although its write was lost",
+        ups.acts_although_its_write_was_lost,
+        (EPOCH, FENCE, STALE),
+        (),
+        lossy_writes,
+    ),
+    Mutation("an armed guard reopens on silence", ups.an_armed_guard_reopens_on_silence, (FENCE, STALE)),
+    Mutation(
+        "a failed verification is forgiven",
+        ups.a_failed_verification_is_forgiven,
+        (COUNT, STALE),
+        ("bump", "fail_step"),
+    ),
+    Mutation(
+        "kept requests compute nothing anew",
+        ups.kept_requests_compute_nothing_anew,
+        (STALE,),
+        ("bump", "long_request"),
+        in_mode_keep,
+    ),
+    Mutation("spans are not told", ups.spans_are_not_told, (TOLD,), ("bump", "long_request"), in_mode_keep),
+    Mutation(
+        "who demands a version is kept",
+        ups.who_demands_a_version_is_kept,
+        (TOLD,),
+        ("bump", "long_request"),
+        in_mode_keep,
+    ),
+    Mutation(
+        "what is kept is heard at once",
+        ups.what_is_kept_is_heard_at_once,
+        (STALE, TOLD),
+        ("bump", "long_request"),
+        in_mode_keep,
+    ),
+    Mutation(
+        "vanished pods go under the epoch that they know",
+        pods.vanished_pods_go_under_the_epoch_that_they_know,
+        (FENCE, STALE),
+        ("bump", "vanish_at_commit"),
+        slow_network,
+    ),
+    Mutation(
+        "who drains counts as drained",
+        pods.who_drains_counts_as_drained,
+        (FENCE, STALE),
+        (),
+        DRAINING,
+    ),
+    Mutation("a node need not be Ready", pods.a_node_needs_not_be_ready, (FENCE, STALE), (), FORGOTTEN),
+    Mutation("a kubelet need not report", pods.a_kubelet_needs_not_report, (FENCE, STALE), (), UNNOTICED),
+    Mutation(
+        "a node that is not Ready is off",
+        pods.a_node_that_is_not_ready_is_off,
+        (FENCE, STALE),
+        ("bump", "cut_node", "delete_on_silent_node"),
+    ),
+    Mutation(
+        "phase Failed is the end", pods.phase_failed_is_the_end, (FENCE, STALE, COMMIT), ("bump", "garbage_fails")
+    ),
+    Mutation("vanished pods take part", pods.vanished_pods_take_part, (STALE, FENCE, ENDS), ("bump", "force_delete")),
+    Mutation(
+        "whoever has the address speaks",
+        pods.whoever_has_the_address_speaks,
+        (FENCE, STALE, ATOMIC, ENDS),
+        ("bump", "collect_garbage"),
+    ),
+    Mutation("no list is awaited", pods.no_list_is_awaited, (STALE, FENCE, ENDS), ("bump", "kill_operator")),
+    Mutation("no template is proven", pods.no_template_is_proven, (RESTARTS,), ("volume_away",)),
+    Mutation(
+        "a lost Lease ends nothing",
+        pods.a_lost_lease_ends_nothing,
+        ("one leader",),
+        ("freeze_operator", "api_down"),
+        two_operators,
     ),
 )

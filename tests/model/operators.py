@@ -29,7 +29,6 @@ from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
 from rollfleet_operator.runtime.uptime import Uptime
 from tests.model.api_server import ApiServer, Read
 from tests.model.clock import Clock
-from tests.model.decisions import judge_decision
 from tests.model.following import Following
 from tests.model.leases import Candidate, Lease
 from tests.model.network import Network
@@ -81,6 +80,7 @@ class Operator:
         self.passes = 0
         self.last_decision: Decision | None = None
         self.on_decision: Callable[[Decision], None] = lambda _: None
+        self.judge: Callable[[Observed, Decision], None] = lambda _, __: None
         self.up = False
         self.account_uid = make_settings().operator_uid
         self.deaf_until = -1.0  # its watch of pods stalls
@@ -266,7 +266,7 @@ class Operator:
         observed = self._observe(read)
         decision = plan(observed, self._clock.now())
         self.last_decision = decision
-        judge_decision(observed, decision, self._clock.now())
+        self.judge(observed, decision)
         self.on_decision(decision)
         yield self._pause()
         yield from self._apply(read, decision)

@@ -5,15 +5,18 @@ answered and when. It looks at what engines really hold, not at what they say.
 """
 
 from rollfleet_operator.api.weightversion import StrategyType, WeightVersion
+from rollfleet_operator.core.actions import Decision
+from rollfleet_operator.core.observed import Observed
 from rollfleet_protocol.commands import Close, Command, PauseMode, Transfer, Verify
 from rollfleet_protocol.state import Gate, OperationName, WeightsState
 from tests.model.answers import judge_answer
 from tests.model.api_server import ApiServer
 from tests.model.books import Book, BrokenPromise, Ledger
 from tests.model.clock import Clock
+from tests.model.decisions import judge_decision, judge_stops
 from tests.model.engines import ModelEngine
 from tests.model.nodes import Host, Nodes
-from tests.model.requests import Request
+from tests.model.requests import Held, Request
 from tests.model.statuses import Statuses
 from tests.support.builders import digest_of
 from tests.support.simulated_engine import MODEL_DIGEST
@@ -23,7 +26,6 @@ __all__ = ["Auditor", "BrokenPromise"]
 PROBE_TOLERANCE = 1e-3
 SILENT_S = 1.0  # past the time at which a guard reopens by itself
 MOST_REQUESTS = 3  # at one engine
-SHARED_S = 60.0  # after which an operator knows that no engine is up
 
 
 class Auditor:
@@ -35,9 +37,8 @@ class Auditor:
         self._clock = clock
         self._api = api
         self._nodes = nodes
-        self._up: dict[str, float] = {}  # template -> when an engine of it served last
         nodes.on_start = self._watch
-        nodes.on_stop = self._stopped
+        nodes.on_stop = lambda _: self.saw("engine: stopped for good")
 
     @property
     def book(self) -> Book:
@@ -63,7 +64,6 @@ class Auditor:
                 continue
             self._judge_open(host, process)
             self.book.proven.add(host.template)
-            self._up[host.template] = self._clock.time
             self._answered(host.uid, process.state.weights.version or 0)
             probe = process.state.probe
             if probe is not None and probe.version == process.state.weights.version:
@@ -144,6 +144,13 @@ class Auditor:
         if not request.was_kept:
             self._answered(host.uid, version)
 
+    def _heard(self, host: Host, request: Request, held: Held) -> None:
+        """A token came over a stream."""
+        book = self.book
+        if host.fleet == book.uid and held.version not in book.versions and not self._is_beyond(host):
+            text = f"{request.name} heard a token of version {held.version}, which is not committed"
+            raise BrokenPromise("never stale", text)
+
     def _cut(self, request: Request) -> None:
         self.saw("answer: cut while kept" if request.was_kept else "answer: cut")
 
@@ -154,6 +161,7 @@ class Auditor:
             host.process.on_command = lambda command: self._commanded(host, command)
             host.process.crowd.on_answer = lambda request: self._told(host, request)
             host.process.crowd.on_cut = self._cut
+            host.process.crowd.on_heard = lambda request, held: self._heard(host, request, held)
 
     def _commanded(self, host: Host, command: Command) -> None:
         process = host.process
@@ -219,14 +227,11 @@ class Auditor:
         spec = self.ledger.specs.get((uid, version))
         return spec is not None and spec.strategy.type is StrategyType.ROLLING
 
-    def _stopped(self, host: Host) -> None:
-        """Whoever comes of a template that served is not stopped for a cause that all may share."""
-        self.saw("engine: stopped for good")
-        served = self._clock.time - self._up.get(host.template, -SHARED_S)
-        if host.template in self.book.proven and served >= SHARED_S and not self.book.ever_lost:
-            raise BrokenPromise(
-                "restarts", f"{host.uid} is stopped, and no engine of its template is up to compare with"
-            )
+    def decided(self, observed: Observed, decision: Decision) -> None:
+        """An operator has decided, by what it knows."""
+        judge_decision(observed, decision, self._clock.now())
+        if not self.book.ever_lost and observed.fleet.metadata.uid == self.book.uid:
+            judge_stops(observed, decision, self.book.proven)
 
     # what people do -------------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Crowd:
         self.turnstile = Turnstile()
         self.on_answer: Callable[[Request], None] = lambda _: None
         self.on_cut: Callable[[Request], None] = lambda _: None
+        self.on_heard: Callable[[Request, Held], None] = lambda _, __: None  # tokens of a stream, as they are made
         self.kept_until = float("inf")
         self.frozen = False  # the scheduler is paused
         self.held = held
@@ -123,6 +124,8 @@ class Crowd:
         piece, fresh = request.pieces[-1] if request.pieces else None, request.cached == self.held.resident
         if piece is None or piece.held != self.held or piece.fresh != fresh:
             request.pieces.append(Piece(self.held, first, fresh))
+        if request.streams and request.passage.released is None:
+            self.on_heard(request, self.held)
 
     def _send_head(self, request: Request) -> None:
         passage = request.passage

@@ -6,7 +6,7 @@ from typing import Any
 from rollfleet_engine.guard import machine, orders
 from rollfleet_engine.guard.states import Decision as GuardDecision
 from rollfleet_engine.guard.states import GuardState
-from rollfleet_engine.guard.turnstile import Passage, Turnstile
+from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_operator.clients.errors import RollfleetError
 from rollfleet_operator.core import (
     accept,
@@ -187,15 +187,11 @@ def who_demands_a_version_is_kept(patch: Patch) -> None:
 
 
 def what_is_kept_is_heard_at_once(patch: Patch) -> None:
-    """Answers go out before the weights that made them are committed."""
+    """Answers go out as soon as the scheduler runs again, before the weights that make them are committed."""
 
-    def keep(call: Any, turnstile: Turnstile, tokens: Any) -> None:
-        call(turnstile, tokens)
+    def taint(call: Any, turnstile: Turnstile) -> None:
+        call(turnstile)
         for passage in turnstile._kept:
-            _free(passage)
+            passage.released = None
 
-    around(patch, Turnstile, "keep", keep)
-
-
-def _free(passage: Passage) -> None:
-    passage.released = None
+    around(patch, Turnstile, "taint_kept", taint)

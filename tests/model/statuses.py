@@ -1,5 +1,7 @@
 """What operators write down: judged as it is written."""
 
+from collections.abc import Callable
+
 from rollfleet_operator.api.rolloutengine import Aftermath, Committed, LastFinished, Outcome, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Phase, StrategyType, WeightVersion, WeightVersionStatus
 from rollfleet_protocol.state import WeightsState
@@ -14,6 +16,7 @@ class Statuses:
 
     def __init__(self, api: ApiServer, nodes: Nodes, ledger: Ledger) -> None:
         self.book = Book(api.fleet.metadata.uid)
+        self.on_commit: Callable[[], None] = lambda: None
         self._api = api
         self._nodes = nodes
         self._ledger = ledger
@@ -48,6 +51,7 @@ class Statuses:
         book.committed, book.lost = after.committed, False
         book.versions.add(after.committed.version)
         self._ledger.commits += 1
+        self.on_commit()
 
     def _judge_end(self, last: LastFinished, epoch: int) -> None:
         """An update ended."""

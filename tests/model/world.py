@@ -86,6 +86,8 @@ class World:
         ]
         self.chaos = Chaos(self.clock, self.api, self.nodes, self.network, self.operators, self.auditor)
         self.chaos.on_asked = self._asked
+        for operator in self.operators:
+            operator.judge = self.auditor.decided
         self.asked_at = 0.0
         self.able_since = 0.0
         self.calm = True
@@ -129,7 +131,7 @@ class World:
         self.network.heal()
         self.api.faults, self.api.down_until = ApiFaults(), -1.0
         self._restore_checkpoints()
-        self.chaos.slow.clear()
+        self.chaos.calm_down()
         for node in self.nodes.nodes:
             node.lost_until = node.cut_until = node.off_until = node.deaf_until = -1.0
             node.forgotten = False
@@ -316,16 +318,21 @@ class World:
             return False
         if self._is_held():
             return True
-        if committed is None:  # lost, and nobody can tell: closed, until a person decides
-            told = {condition.reason for condition in self.api.fleet.status.conditions}
-            answering = any(
-                host.process is not None and host.process.open and host.obeys == self.operators[0].account_uid
-                for host in self.nodes.hosts.values()
-            )
-            if self.api.fleet.spec.replicas == 0:
-                return not self.api.pods
-            return "CommitUnknown" in told and not answering and len(self.api.pods) == self.api.fleet.spec.replicas
+        if committed is None:
+            return self._is_undecided()
         return self._all_serve(committed.version) or self._all_but_the_odd_ones(committed.version)
+
+    def _is_undecided(self) -> bool:
+        """The record is lost, and nobody can tell: closed, until a person decides. A fleet that is new finds out."""
+        if self.api.fleet.spec.replicas == 0:
+            return not self.api.pods
+        told = {condition.reason for condition in self.api.fleet.status.conditions}
+        answering = any(
+            host.process is not None and host.process.open and host.obeys == self.operators[0].account_uid
+            for host in self.nodes.hosts.values()
+        )
+        decided = "CommitUnknown" not in told or answering or not self.auditor.book.lost
+        return not decided and len(self.api.pods) == self.api.fleet.spec.replicas
 
     def _is_held(self) -> bool:
         """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
