@@ -1,22 +1,18 @@
-"""What can happen to the fleet: one method for each word of `schedule.KINDS`."""
+"""What can happen to the fleet: one method for each word of `schedule.KINDS`; what people do is in `people.py`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from rollfleet_operator.api.meta import ObjectMeta
-from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import WeightVersion
-from rollfleet_operator.core.accept import in_charge
-from rollfleet_operator.core.ending import UNDER_WAY
 from rollfleet_protocol.state import FailureReason, OperationName
 from tests.model.api_server import ApiServer
-from tests.model.asks import PLAIN, Ask, ask_of
+from tests.model.asks import ON_FAILURE, Ask
 from tests.model.clock import Clock
 from tests.model.network import Cut, Network
 from tests.model.nodes import Host, Nodes
 from tests.model.operators import Operator
+from tests.model.people import People
 from tests.model.promises import Auditor
 from tests.model.schedule import STEPS, Happening
-from tests.support.builders import FLEET_UID, WEIGHT_VERSION, make_weight_version
 from tests.support.simulated_engine import fault
 
 REASONS = {
@@ -26,27 +22,19 @@ REASONS = {
     OperationName.VERIFY: FailureReason.CACHE_RESET_FAILED,
     OperationName.REOPEN: FailureReason.PAUSE_FAILED,
 }
-HALF_WRITTEN = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
 
 
-class Chaos:
+class Chaos(People):
     """Does it."""
 
     def __init__(
         self, clock: Clock, api: ApiServer, nodes: Nodes, network: Network, operators: list[Operator], auditor: Auditor
     ) -> None:
+        super().__init__(clock, api, nodes, auditor)
         self.counts: dict[str, int] = {}
-        self.newest = 0  # highest version that was ever asked for
-        self.on_asked: Callable[[], None] = lambda: None
         self.slow: dict[str, OperationName] = {}  # pod uid -> the step that hangs next
-        self._clock = clock
-        self._api = api
-        self._nodes = nodes
         self._network = network
         self._operators = operators
-        self._auditor = auditor
-        self._created = 0
-        self._fleets = 0
         self._at_commit: list[Callable[[], None]] = []
         auditor.statuses.on_commit = self._committed
 
@@ -62,141 +50,13 @@ class Chaos:
     def _operator(self, blow: Happening) -> Operator:
         return self._operators[blow.who % len(self._operators)]
 
-    # objects --------------------------------------------------------------------------------------------------------
-
-    @property
-    def charge(self) -> WeightVersion | None:
-        """The WeightVersion that leads the fleet."""
-        present = tuple(weight_version for weight_version, _ in self._api.weight_versions.values())
-        return in_charge(present, self._auditor.book.committed)
-
-    def ask(self, version: int, path: str = "", ask: Ask = PLAIN, *, same_name: bool = False) -> None:
-        """kubectl apply: raise the version, or create the object."""
-        self.newest = max(self.newest, version)
-        known = self.charge
-        spec: dict[str, object] = {"path": path or None, **ask.fields()}
-        if known is None:
-            self._created += 1
-            name = WEIGHT_VERSION if same_name else f"{WEIGHT_VERSION}-{self._created}"
-            uid = f"wv-uid-{self._created}"
-            wanted = make_weight_version(version, name=name, uid=uid, created=self._clock.second(), **spec)
-        else:
-            if version <= known.spec.version:
-                return  # the API server's rule
-            meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
-            wanted = make_weight_version(version, **spec)
-            wanted = wanted.model_copy(update={"status": known.status, "metadata": meta})
-        self._put(wanted)
-
-    def _saw_in_update(self, what: str) -> None:
-        charge = self.charge
-        if charge is not None and charge.status.phase in UNDER_WAY:
-            self._auditor.saw(f"{what} in mid-update")
-
-    def _put(self, wanted: WeightVersion) -> None:
-        self._auditor.asked(wanted)
-        self._api.put_weight_version(wanted)
-        self.on_asked()
-
-    def _ask_of(self, blow: Happening, *, rolls: bool = False) -> Ask:
-        return ask_of(blow.luck, self._api.fleet.spec.replicas, rolls=rolls)
-
-    def bump(self, blow: Happening) -> None:
-        """A higher version; every third time to a step that was used before, as a rollback by hand is."""
-        version = self.newest + 1
-        path = f"step-{max(1, version - 2)}" if blow.who % 3 == 2 and version > 2 else ""
-        self.ask(version, path, self._ask_of(blow))
-
-    def roll(self, blow: Happening) -> None:
-        """A higher version, batch by batch."""
-        self.ask(self.newest + 1, "", self._ask_of(blow, rolls=True))
-
-    def bump_to_broken(self, blow: Happening) -> None:
-        """Half-written, and whole after a while."""
-        version = self.newest + 1
-        self._break(f"step-{version}", blow.seconds)
-        self.ask(version, "", self._ask_of(blow))
-
-    def retry(self, blow: Happening) -> None:
-        """rollfleet retry."""
-        known = self.charge
-        if known is not None:
-            spec = known.spec.model_copy(update={"retry_request": f"{self._clock.time:g}"})
-            meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
-            self._put(known.model_copy(update={"spec": spec, "metadata": meta}))
-
-    def delete_version(self, blow: Happening) -> None:
-        """In mid-update or not."""
-        known = self.charge
-        if known is not None:
-            self._saw_in_update("version: deleted")
-            self._auditor.deleted(known)
-            self._api.remove_weight_version(known.metadata.name)
-
-    def create_version_again(self, blow: Happening) -> None:
-        """Another object, at a lower, the same or a higher version than before, of another step, or of another name."""
-        self.delete_version(blow)
-        version = max(1, self.newest + (blow.who % 3) - 1)
-        path = f"step-{version + 1}" if blow.luck % 2 else ""
-        self.ask(version, path, self._ask_of(blow), same_name=blow.luck % 3 > 0)
-
-    def scale(self, blow: Happening) -> None:
-        """Up or down, to none as well."""
-        self.scale_to(blow.who % 5)
-
-    def scale_to(self, replicas: int) -> None:
-        """kubectl scale."""
-        spec = self._api.fleet.spec.model_copy(update={"replicas": replicas})
-        self._api.put_fleet(self._api.fleet.model_copy(update={"spec": spec, "metadata": self._next_generation()}))
-        self.on_asked()
-
-    def change_template(self, blow: Happening) -> None:
-        """Another image."""
-        image = f"registry.example/engine:{self._api.fleet.metadata.generation + 1}"
-        spec = self._api.fleet.spec.model_copy(update={"image": image})
-        self._api.put_fleet(self._api.fleet.model_copy(update={"spec": spec, "metadata": self._next_generation()}))
-
-    def _next_generation(self) -> ObjectMeta:
-        meta = self._api.fleet.metadata
-        return meta.model_copy(update={"generation": meta.generation + 1})
-
-    def lose_status(self, blow: Happening) -> None:
-        """The object was restored without its status."""
-        self._auditor.status_lost()
-        self._api.put_fleet(self._api.fleet.model_copy(update={"status": RolloutEngineStatus()}))
-
-    def delete_fleet(self, blow: Happening) -> None:
-        """And make it again, soon or a while later: another uid, and nothing is known of the one before."""
-        if self._api.fleet_present:
-            self._saw_in_update("fleet: made again")
-            self._auditor.fleet_made("")
-            self._api.remove_fleet()
-            self._clock.later(blow.seconds / 10, self._make_fleet_again)
-
-    def _make_fleet_again(self) -> None:
-        self._fleets += 1
-        uid = f"{FLEET_UID}-{self._fleets}"
-        made = {"uid": uid, "generation": 1, "creation_timestamp": self._clock.second()}
-        old = self._api.fleet
-        fresh = {"metadata": old.metadata.model_copy(update=made), "status": RolloutEngineStatus()}
-        self._auditor.fleet_made(uid)
-        self._api.make_fleet_again(old.model_copy(update=fresh))
-        self.on_asked()
-
-    # checkpoints ----------------------------------------------------------------------------------------------------
-
-    def _break(self, path: str, seconds: float) -> None:
-        self._nodes.shelf.faults[path] = HALF_WRITTEN
-        self._clock.later(seconds, lambda: self._nodes.shelf.faults.pop(path, None))
-
-    def break_checkpoint(self, blow: Happening) -> None:
-        """The committed one, or the one that is asked for, vanishes for a while."""
-        self._break(f"step-{max(1, self.newest - blow.who % 2)}", blow.seconds)
-
-    def change_checkpoint(self, blow: Happening) -> None:
-        """Somebody writes over it."""
-        path = f"step-{max(1, self.newest - blow.who % 2)}"
-        self._nodes.shelf.changed[path] = f"sha256:{path}/changed-{self._clock.time:g}"
+    def bump_into_loss(self, blow: Happening) -> None:
+        """All transfers fail, and the checkpoint of the committed version is away for a while."""
+        committed = self._auditor.book.committed
+        if committed is not None and committed.checkpoint is not None:
+            self._break(committed.checkpoint, blow.seconds)
+        self.wrong_digest(replace(blow, luck=1))
+        self.ask(self.newest + 1, "", Ask(on_failure=ON_FAILURE[1]))
 
     # engines --------------------------------------------------------------------------------------------------------
 
@@ -387,8 +247,8 @@ class Chaos:
 
     def freeze_operator(self, blow: Happening) -> None:
         """Its process stands still, now or when it is about to act, and goes on with what it was about to do."""
-        operator = self._operator(blow)
-        if blow.luck % 2:
+        operator = next((each for each in self._operators if each.leads), self._operator(blow))
+        if blow.luck % 4:
             operator.freezes_s = blow.seconds
         else:
             operator.frozen_until = self._clock.time + blow.seconds

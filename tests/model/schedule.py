@@ -18,6 +18,7 @@ KINDS = {
     "bump": 10,
     "roll": 4,
     "bump_to_broken": 3,
+    "bump_into_loss": 1,
     "kill_operator": 5,
     "kill_all_operators": 2,
     "replace_operator": 1,
@@ -62,7 +63,7 @@ KINDS = {
 THEMES: tuple[tuple[str, ...], ...] = (
     ("bump", "wrong_digest", "fail_step", "retry", "hang"),
     ("bump", "roll", "damage_silently", "crash", "core_dies"),
-    ("bump", "wrong_digest", "change_checkpoint", "break_checkpoint", "bump_to_broken"),
+    ("bump", "bump_into_loss", "change_checkpoint", "break_checkpoint", "bump_to_broken"),
     ("bump", "long_request", "fail_step", "kill_operator"),
     ("freeze_operator", "api_down", "bump", "kill_operator", "replace_operator"),
     ("collect_garbage", "garbage_fails", "collect_unnoticed", "volume_away", "bump"),
