@@ -69,6 +69,7 @@ class Following:
         self.alive = True
         self.followed: dict[str, Followed] = {}
         self.on_news = on_news
+        self.known_addresses: Callable[[], set[str]] = set  # of pods that the operator has heard of
         self.commands: dict[str, int] = {}
         self._clock = clock
         self._network = network
@@ -109,7 +110,7 @@ class Following:
             return
         each.asked += 1
         each.waiting = False
-        ask, host = each.asked, self._nodes.at(each.follower.endpoint.ip) or each.asked_host
+        ask, host = each.asked, self._at(uid, each)
         each.asked_host = host
 
         def arrive() -> None:
@@ -134,6 +135,18 @@ class Following:
         self._clock.later(
             POLL_S + POLL_GRACE_S, lambda: self._failed(uid, ask, Unreachable("no answer within the deadline"))
         )
+
+    def _at(self, uid: str, each: Followed) -> Host:
+        """Who answers at its address.
+
+        Where another pod has it and the operator has not heard so, nobody does: here the model is kinder than the
+        world, in which a guard does not say which pod it is.
+        """
+        ip = each.follower.endpoint.ip
+        host = self._nodes.at(ip) or each.asked_host
+        if host.uid == uid or ip in self.known_addresses():
+            return host
+        return self._nodes.hosts.get(uid) or self._nodes.graves[uid]
 
     def changed(self, host: Host) -> None:
         """The guard has news, or its process is gone: whoever waits is answered."""
@@ -200,7 +213,7 @@ class Following:
         each.giving.add(command)
         work = each.follower.give(command)
         work.send(None)
-        host, done = self._nodes.at(each.follower.endpoint.ip) or each.asked_host, [False]
+        host, done = self._at(uid, each), [False]
 
         def settle(outcome: EngineState | RollfleetError) -> None:
             if done[0]:

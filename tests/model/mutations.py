@@ -50,6 +50,20 @@ def in_mode_keep(schedule: Schedule) -> Schedule:
     return replace(schedule, happenings=tuple(replace(each, luck=10) for each in schedule.happenings))
 
 
+def cut_for_long(schedule: Schedule) -> Schedule:
+    """Who is cut off at a commit stays so past every deadline."""
+    happenings = tuple(
+        replace(each, seconds=600.0) if each.kind == "cut_at_commit" else each for each in schedule.happenings
+    )
+    return replace(schedule, happenings=(*happenings, Happening(400.0, "long_request", 0, 0.0)))
+
+
+def both_must_serve(schedule: Schedule) -> Schedule:
+    """Two engines, and spec.minServing 2."""
+    happenings = tuple(replace(each, luck=30) for each in schedule.happenings)
+    return replace(schedule, replicas=2, happenings=happenings)
+
+
 def two_operators(schedule: Schedule) -> Schedule:
     """With a Lease."""
     return replace(schedule, operators=2, lease=True)
@@ -108,11 +122,11 @@ MUTATIONS = (
     Mutation("commit before probe", spoils.commit_before_probe, (COMMIT,)),
     Mutation("probes are not compared", spoils.probes_are_not_compared, ("agree",)),
     Mutation("open before the commit", spoils.open_before_the_commit, (STALE,)),
-    Mutation("open without verified", spoils.open_without_verified, (STALE, COMMIT)),
+    Mutation("open without verified", spoils.open_without_verified, (STALE, COMMIT, ENDS)),
     Mutation("late joiner opened without catch-up", spoils.joiners_are_opened_as_they_are, (STALE, ATOMIC, ENDS)),
     Mutation("late joiners go on while weights change", spoils.joiners_go_on_in_an_update, (STALE, FENCE, ENDS)),
     Mutation("epoch not compared", spoils.epochs_are_not_compared, (EPOCH, STALE, FENCE)),
-    Mutation("digest not compared", spoils.the_digest_is_not_compared, (STALE,)),
+    Mutation("digest not compared", spoils.the_digest_is_not_compared, (STALE,), ("bump", "wrong_digest")),
     Mutation(
         "a transfer that broke touched nothing",
         spoils.failed_transfers_touch_nothing,
@@ -136,7 +150,13 @@ MUTATIONS = (
         ("owner",),
         ("bump", "kill_all_operators", "cut_from_all"),
     ),
-    Mutation("minServing not counted", ups.min_serving_is_not_counted, (COUNT,), ("bump", "wrong_digest", "crash")),
+    Mutation(
+        "minServing not counted",
+        ups.min_serving_is_not_counted,
+        (COUNT,),
+        ("bump", "wrong_digest", "crash"),
+        both_must_serve,
+    ),
     Mutation("a roll closes all", ups.a_roll_closes_all, (COUNT,), ("roll",)),
     Mutation("Hold restores", ups.hold_restores, (HOLD,), ("bump", "wrong_digest", "fail_step")),
     Mutation(
@@ -151,7 +171,7 @@ MUTATIONS = (
     Mutation("objects are known by name", ups.objects_are_known_by_name, (TOLD,), ("create_version_again",)),
     Mutation("another fleet's history counts", ups.another_fleets_history_counts, (ENDS,), ("bump", "delete_fleet")),
     Mutation("odd engines are let in", ups.odd_engines_are_let_in, (ODD, "agree"), ("bump", "damage_silently")),
-    Mutation("opening waits for ever", ups.opening_waits_for_ever, (ENDS,), ("bump", "cut_at_commit")),
+    Mutation("opening waits for ever", ups.opening_waits_for_ever, (ENDS,), ("bump", "cut_at_commit"), cut_for_long),
     Mutation(
         "acts although its write was lost",
         ups.acts_although_its_write_was_lost,
@@ -213,7 +233,6 @@ MUTATIONS = (
     Mutation(
         "phase Failed is the end", pods.phase_failed_is_the_end, (FENCE, STALE, COMMIT), ("bump", "garbage_fails")
     ),
-    Mutation("vanished pods take part", pods.vanished_pods_take_part, (STALE, FENCE, ENDS), ("bump", "force_delete")),
     Mutation(
         "whoever has the address speaks",
         pods.whoever_has_the_address_speaks,

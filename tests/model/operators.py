@@ -104,7 +104,9 @@ class Operator:
     @property
     def leads(self) -> bool:
         """Whether it acts."""
-        return self.up and self._leading and (self._candidate is None or self._candidate.leads())
+        if not self.up or not self._leading or self._clock.time < self.frozen_until:
+            return False
+        return self._candidate is None or self._candidate.leads()
 
     def start(self) -> None:
         """A new process."""
@@ -130,6 +132,8 @@ class Operator:
         self.uptime = Uptime(self._clock.now, lambda: self._clock.time)
         self.following = Following(self.name, self.account_uid, self._clock, self._network, self._nodes, self.wake)
         self.watch = PodWatch(self._clock, self._rng, self._api, self._later, self.wake)
+        watch = self.watch
+        self.following.known_addresses = lambda: {view.ip for view in watch.pods.values()}
         self._children: dict[str, str] = {}
         self._working = False
         self._wanted = False

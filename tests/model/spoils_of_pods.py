@@ -76,18 +76,6 @@ def phase_failed_is_the_end(patch: Patch) -> None:
     patch.setattr(PodView, "ended", property(lambda pod: pod.phase in ENDED_PHASES))
 
 
-def vanished_pods_take_part(patch: Patch) -> None:
-    """As if they were there."""
-
-    def usable(engine: Any) -> EngineState | None:
-        state = engine.answering
-        if state is None or not state.alive or engine.quarantined or engine.pod.deleting:
-            return None
-        return state  # type: ignore[no-any-return]
-
-    patch.setattr(world.Engine, "usable", property(usable))
-
-
 def whoever_has_the_address_speaks(patch: Patch) -> None:
     """Another engine's word passes for that of one that vanished."""
     patch.setattr(world, "_guard", lambda observed, pod, _: observed.guards.get(pod.uid))

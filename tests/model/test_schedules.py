@@ -26,7 +26,6 @@ REACHED = (
     *(f"aftermath: {aftermath}" for aftermath in ("Reopened", "Restored", "Held")),
     "fleet: Available CommitUnknown",
     "fleet: Available Held",
-    "fleet: Available WeightsLost",
     "fleet: made again in mid-update",
     "version: deleted in mid-update",
     "attempt: again",
