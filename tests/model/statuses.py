@@ -144,8 +144,10 @@ class Statuses:
         """An attempt begins: under an epoch of its own, and after a failure only because somebody asked for it."""
         book, uid = self.book, weight_version.metadata.uid
         given = (uid, status.version, status.attempt)
+        if book.ever_lost:  # they began anew
+            book.epochs[status.epoch] = given
         known = book.epochs.setdefault(status.epoch, given)
-        if known != given and not book.ever_lost:
+        if known != given:
             raise BrokenPromise("epoch", f"epoch {status.epoch} of {known} is given to {given} again")
         if status.attempt > 1:
             self._saw("attempt: again")

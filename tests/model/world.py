@@ -331,7 +331,8 @@ class World:
             host.process is not None and host.process.open and host.obeys == self.operators[0].account_uid
             for host in self.nodes.hosts.values()
         )
-        decided = "CommitUnknown" not in told or answering or not self.auditor.book.lost
+        disowned = any(host.obeys != self.operators[0].account_uid for host in self.nodes.hosts.values())
+        decided = "CommitUnknown" not in told or answering or not (self.auditor.book.lost or disowned)
         return not decided and len(self.api.pods) == self.api.fleet.spec.replicas
 
     def _is_held(self) -> bool:
