@@ -1,10 +1,11 @@
 """Hundreds of updates with random faults: nothing gets stuck, nothing stale is served, and memory does not grow."""
 
+import contextlib
 import json
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from tests.support.victims import OPERATOR, VICTIMS, fresh_router, processes_of
 
 REPLICAS = 16
 UPDATES = 500
-WARM_UP = 100  # caches and connection pools have their size by then
+SAMPLED = 20  # updates between two looks at memory
+WARM_UP = 100  # updates: caches and connection pools have their size by then
 GROWTH = 1.05
 SEED = 20261129
 MISSING = "there-is-no-such-checkpoint"
@@ -30,27 +32,33 @@ FAULTS = {"nothing": 70, "superseded": 10, "missing checkpoint": 10, "engine": 7
 
 
 @dataclass
-class Tally:
-    """What the soak has seen so far."""
+class Memory:
+    """Resident bytes of each process at every SAMPLED-th update of its life; what restarts begins anew."""
 
-    outcomes: Counter[str]
-    faults: Counter[str]
-    operator_bytes: list[int]
+    series: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+
+    def sample(self, who: str, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+                self.series.setdefault((who, pid), []).append(_resident(pid))
+
+    def grown(self) -> dict[str, float]:
+        """The largest of the last three samples over the one after the warm-up, of those that lived long enough."""
+        warm = WARM_UP // SAMPLED
+        old = {key: each for key, each in self.series.items() if len(each) >= warm + 4}
+        return {f"{who} {pid}": max(each[-3:]) / each[warm] for (who, pid), each in old.items()}
 
 
-def _resident(pids: list[int]) -> int:
-    """Bytes of resident memory of these processes together."""
-    total = 0
-    for pid in pids:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
-        total += int(line.split()[1]) * 1024
-    return total
+def _resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    line = next((line for line in status.splitlines() if line.startswith("VmRSS:")), "VmRSS: 0 kB")  # a zombie has none
+    return int(line.split()[1]) * 1024
 
 
-async def _operator_memory() -> int:
+async def _sample(memory: Memory, fleet: Fleet) -> None:
     document = json.loads(await kubectl("get", "pods", "-n", SYSTEM_NAMESPACE, "-l", OPERATOR, "-o", "json"))
-    return _resident([pid for pod in document["items"] for pid in processes_of(pod["metadata"]["uid"])])
+    for who, pods in (("operator", document["items"]), ("engine", await fleet.pods())):
+        memory.sample(who, [pid for pod in pods for pid in processes_of(pod["metadata"]["uid"])])
 
 
 async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], str]) -> tuple[int, str]:
@@ -83,28 +91,30 @@ async def test_soak(environment: Environment, fleet: Fleet) -> None:
 
     await fleet.create(kind, REPLICAS)
     await fleet.serving(REPLICAS)
-    dice, tally = random.Random(SEED), Tally(Counter(), Counter(), [])
+    dice, memory = random.Random(SEED), Memory()
+    outcomes: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
     plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=2, pace_s=0.1, sentinel_pause_s=0.1)
     version = 0
     async with Load(plan) as load:
         for number in range(UPDATES):
             (fault,) = dice.choices(list(FAULTS), weights=list(FAULTS.values()))
             version, outcome = await _one(fleet, version + 1, fault, path_of)
-            tally.outcomes[outcome] += 1
-            tally.faults[fault] += 1
+            outcomes[outcome] += 1
+            faults[fault] += 1
             assert (outcome == "Failed") is (fault == "missing checkpoint"), f"update {number}, {fault}: {outcome}"
-            if number % 20 == 0:
-                resident = await _operator_memory()
-                print(f"{number} updates: {dict(tally.outcomes)}, operator {resident / 2**20:.1f} MiB", flush=True)
-                if number >= WARM_UP:
-                    tally.operator_bytes.append(resident)
+            if number % SAMPLED == 0:
+                await _sample(memory, fleet)
+                print(f"{number} updates: {dict(outcomes)}", flush=True)
         engine = await fleet.serving(REPLICAS, timeout_s=120)
-    print(f"{UPDATES} updates, {dict(tally.faults)}: {dict(tally.outcomes)}, {len(load.samples)} requests")
+    print(f"{UPDATES} updates, {dict(faults)}: {dict(outcomes)}, {len(load.samples)} requests")
     by_version = {each: known[each % len(paths)] for each in range(version + 1)}
     assert checks.wrong_answers(load.samples, by_version) == []
     assert checks.stale_answers(load.samples) == []
     weight_version = await get("weightversion", fleet.weight_version, fleet.namespace)
     assert weight_version["status"]["phase"] in ("Active", "Failed")
     assert engine["status"]["committed"]["version"] <= version
-    first, last = tally.operator_bytes[0], max(tally.operator_bytes[-3:])
-    assert last <= first * GROWTH, f"the operator's memory grew from {first} to {last} bytes"
+    grown = memory.grown()
+    print("memory, last over warm:", json.dumps({who: round(ratio, 3) for who, ratio in grown.items()}))
+    assert {who.split()[0] for who in grown} == {"operator", "engine"}
+    assert max(grown.values()) <= GROWTH, f"resident memory grew: {grown}"
