@@ -48,6 +48,35 @@ async def test_c05_a_removed_label_is_restored_and_never_opens_a_closed_gate(
     assert checks.overlapping_versions(changes) == []
 
 
+async def _pod_by_readiness(fleet: Fleet, name: str, ready: str, timeout_s: float = 60.0) -> None:
+    await until("pod", name, fleet.namespace, lambda o: condition(o, "Ready").get("status") == ready, timeout_s)
+
+
+async def test_c05_a_pod_that_is_said_not_to_be_ready_answers_nothing_wrong(
+    environment: Environment, fleet: Fleet
+) -> None:
+    """Readiness is another's word: what serves is told by the gate, before, in and after an update."""
+    kind = environment.simulated()
+    known = known_outputs(environment, SIMULATED)
+    await fleet.create(kind, 2)
+    await fleet.serving(2)
+    pod = (await fleet.pods())[0]["metadata"]["name"]
+    patch = json.dumps({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "SaidByATest"}]}})
+    not_ready = ("patch", "pod", pod, "-n", fleet.namespace, "--subresource=status", "-p", patch)
+    plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), clients=4)
+    async with Load(plan) as load:
+        for version in (1, 2):
+            await kubectl(*not_ready)
+            await fleet.bump(version, folders(kind.models)[version].name)
+            await fleet.active(version)
+            await _pod_by_readiness(fleet, pod, "True")
+            await load.until(version, timeout_s=30)
+        await fleet.serving(2)
+    assert checks.wrong_answers(load.samples, known) == []
+    assert checks.stale_answers(load.samples) == []
+    assert dict(checks.bad_refusals(load.samples)) == {}
+
+
 async def test_c06_slow_and_fast_starts(environment: Environment, fleet: Fleet) -> None:
     """A slow engine may load within its budget, a fast one is ready in seconds, past the budget status says so."""
     started = time.monotonic()
