@@ -106,8 +106,8 @@ class Fleet:
         await kubectl("delete", "pod", name, "-n", self.namespace, "--wait=false")
 
     async def delete(self, timeout_s: float = 120.0) -> None:
-        """Remove the namespace and all in it."""
-        await kubectl("delete", "namespace", self.namespace, "--wait=true", timeout_s=timeout_s)
+        """Remove the namespace and all in it, where it is still there."""
+        await kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=true", timeout_s=timeout_s)
 
 
 def gate_change(pod: str, line: str) -> GateChange | None:
