@@ -106,6 +106,8 @@ def full_weight_version_status() -> WeightVersionStatus:
         observed_generation=5,
         phase=Phase.VERIFYING,
         version=42,
+        step="2100",
+        checkpoint="step-42",
         committed_version=41,
         epoch=9,
         attempt=2,

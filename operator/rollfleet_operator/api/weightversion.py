@@ -286,6 +286,10 @@ class WeightVersionStatus(ApiModel):
     """A print of the conditions, for people; programs read the conditions."""
     version: int = 0
     """Version of the update that epoch, attempt and the rest speak of."""
+    step: str = ""
+    """spec.step of that version; it outlives a spec that has gone on."""
+    checkpoint: str = ""
+    """Its checkpoint, below the checkpoints volume."""
     committed_version: int | None = None
     """Version that the fleet serves."""
     epoch: int = 0

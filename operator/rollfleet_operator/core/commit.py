@@ -90,6 +90,8 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
     if pending or not verified:
         return CommitPlan(record, first=True)
     silent = _silent(world, record)
+    if silent and _may_yet_be_met(world, record, work):
+        return CommitPlan(record, first=True)
     if silent:
         text = f"{silent} may be open and does not answer: nobody can tell that this fleet is new before it does"
         return CommitPlan(record, first=True, reason=Reason.COMMIT_UNKNOWN, message=text)
@@ -132,8 +134,22 @@ def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion,
 
 def _silent(world: World, record: Record) -> str:
     """Engines that may be open, and of which nobody knows at which version; empty where there are none."""
-    found = [engine.name for engine in world.engines if engine.fence(record.epoch) is Fence.UNKNOWN]
-    return ", ".join(found[:3])
+    return ", ".join(engine.name for engine in _unknown(world, record)[:3])
+
+
+def _unknown(world: World, record: Record) -> list[Engine]:
+    return [engine for engine in world.engines if engine.fence(record.epoch) is Fence.UNKNOWN]
+
+
+def _may_yet_be_met(world: World, record: Record, work: Work) -> bool:
+    """Whether all of them came up so lately that their guards are only about to be met: no cause for alarm."""
+    ups = [engine.pod.ready_since or engine.pod.running_since for engine in _unknown(world, record)]
+    known = [up for up in ups if up is not None]
+    first = min(known, default=work.now) + timedelta(seconds=world.settings.operator_silence_s)
+    if len(known) < len(ups) or first <= work.now:
+        return False
+    work.wake(first)
+    return True
 
 
 def _open(world: World) -> list[tuple[Engine, EngineState]]:

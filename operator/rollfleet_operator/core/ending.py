@@ -181,11 +181,12 @@ def last_finished(update: Update, version: int, ending: Ending, aftermath: After
 
 def with_history(update: Update, status: WeightVersionStatus, ending: Ending) -> WeightVersionStatus:
     """The record with one more end."""
-    same = status.version == update.version
+    # What an operator before this one began has no step and checkpoint in its record.
+    unnamed = status.version in (0, update.version)
     entry = HistoryEntry(
         version=status.version or update.version,
-        step=update.weight_version.spec.step if same else "",
-        checkpoint=update.path if same else "",
+        step=status.step or (update.weight_version.spec.step if unnamed else ""),
+        checkpoint=status.checkpoint or (update.path if unnamed else ""),
         outcome=ending.outcome,
         digest=status.digest,
         time=update.stamp,

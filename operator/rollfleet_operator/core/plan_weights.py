@@ -165,6 +165,8 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
         update={
             "phase": Phase.PENDING,
             "version": update.version,
+            "step": update.weight_version.spec.step,
+            "checkpoint": update.path,
             "epoch": 0,
             "attempt": 0,
             "prepare_attempt": 0,

@@ -111,6 +111,19 @@ def test_it_waits_for_an_engine_that_may_be_open_and_does_not_answer() -> None:
     assert "qwen-1" in condition.message
 
 
+@pytest.mark.parametrize(("ready_for_s", "alarm"), [(29, False), (30, True)])
+def test_a_guard_that_is_about_to_be_met_is_no_cause_for_alarm(ready_for_s: int, alarm: bool) -> None:
+    seen = observed(1, verified(), None)
+    since = NOW - timedelta(seconds=ready_for_s)
+    decision = plan(replace(seen, pods=(seen.pods[0], replace(seen.pods[1], ready_since=since))), NOW)
+    told = status(decision)
+    assert told.committed is None
+    condition = find(told.conditions, "Available")
+    assert condition is not None
+    assert (condition.reason == "CommitUnknown") is alarm
+    assert alarm or (decision.wake_at is not None and decision.wake_at <= since + timedelta(seconds=30))
+
+
 def test_an_engine_that_fails_the_probe_does_not_keep_the_others_from_serving() -> None:
     failure = Failure(reason=FailureReason.PROBE_FAILED, message="token 11 is outside the vocabulary")
     operation = make_operation(OperationName.VERIFY, OperationStatus.FAILED, failure=failure)

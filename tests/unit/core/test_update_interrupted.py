@@ -58,6 +58,8 @@ def test_bumped_before_the_touch_it_reopens_and_starts_anew() -> None:
         (2, Outcome.SUPERSEDED),
         (3, Outcome.ACTIVE),
     ]
+    for entry in world.status().history:
+        assert entry.checkpoint.endswith(str(entry.version)), "of what went on before it ended, too"
     assert world.committed_versions == [0, 1, 3]
 
 
