@@ -112,8 +112,13 @@ async def pair(environment: Environment) -> AsyncIterator[Pair]:
     try:
         yield made
     finally:
-        await asyncio.to_thread(run, "helm", "uninstall", RELEASE, "--namespace", made.namespace)
+        await _uninstall(made)
         await Fleet("qwen", made.namespace).delete()
+
+
+async def _uninstall(pair: Pair) -> None:
+    words = ("uninstall", RELEASE, "--namespace", pair.namespace, "--ignore-not-found", "--wait", "--timeout", "60s")
+    await asyncio.to_thread(run, "helm", *words)
 
 
 async def _serving(environment: Environment, pair: Pair) -> Fleet:
@@ -186,3 +191,26 @@ async def _stands_by(pair: Pair, name: str) -> None:
     lines = [json.loads(line) for line in (await pair.log(name)).splitlines()]
     at = next(line["time"] for line in lines if "acts no more" in line["message"])
     assert all(line["time"] <= at for line in lines if line["message"] == "decision")
+
+
+async def test_c22_a_fleet_goes_while_no_operator_runs_and_the_chart_after_it(
+    environment: Environment, pair: Pair
+) -> None:
+    fleet = await _serving(environment, pair)
+    await kubectl("scale", "deployment", DEPLOYMENT, "-n", pair.namespace, "--replicas=0")
+
+    async def nobody_acts() -> bool:
+        return not await pair.pods()
+
+    await until(nobody_acts, 60)
+    await fleet.bump(1, "step-1")
+    for what, name in (("weightversion", fleet.weight_version), ("rolloutengine", fleet.name)):
+        await kubectl("delete", what, name, "-n", fleet.namespace, timeout_s=20)
+
+    async def engines_are_gone() -> bool:
+        return not await fleet.pods()
+
+    await until(engines_are_gone, 90)
+    await _uninstall(pair)
+    kept = await kubectl("get", "deployments,services,roles,rolebindings", "-n", pair.namespace, "-o", "name")
+    assert kept == ""
