@@ -68,6 +68,7 @@ class MemoryEngine:
         self.calls: Counter[str] = Counter()
         self.order: list[str] = []
         self.running: set[asyncio.Event] = set()  # set: ended by abort
+        self.made = 3  # tokens of each request so far
         self.frozen: dict[str, asyncio.Event] = {}  # by the name that the guard was told
         self.kept: list[bool] = []  # what each reset of the caches was told
         self.digest: str | None = None  # what apply reports, if not the truth
@@ -108,8 +109,8 @@ class MemoryEngine:
                 self.frozen.pop(name).set()
 
     def tokens(self) -> dict[str, int]:
-        """Three of each."""
-        return dict.fromkeys(self.frozen, 3)
+        """As many of each."""
+        return dict.fromkeys(self.frozen, self.made)
 
     def _abort(self) -> None:
         for ended in self.running:

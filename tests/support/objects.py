@@ -92,6 +92,7 @@ def full_fleet_status() -> RolloutEngineStatus:
 def full_weight_version_status() -> WeightVersionStatus:
     entry = HistoryEntry(
         version=41,
+        engine_uid="fleet-uid",
         step="2050",
         checkpoint="step-41",
         outcome=Outcome.ACTIVE,
@@ -106,6 +107,7 @@ def full_weight_version_status() -> WeightVersionStatus:
         observed_generation=5,
         phase=Phase.VERIFYING,
         version=42,
+        engine_uid="fleet-uid",
         step="2100",
         checkpoint="step-42",
         committed_version=41,

@@ -133,14 +133,16 @@ class Turnstile:
     def keep(self, tokens: Mapping[str, int]) -> None:
         """Freeze who may be kept; the engine's scheduler has stopped. `tokens`: output so far of each of its requests.
 
-        Who demanded exactly this version stays in flight: the caller ends it.
+        Who demanded exactly this version stays in flight: the caller ends it. So does, as it is cut, who was kept
+        before and has got tokens since from weights that were never opened here: nobody may hear those.
         """
+        self._cut_kept(lambda each: each.tainted and _counts(each, tokens) != each.tokens, others_go=False)
         for passage in [each for each in self._inside if not each.pinned and not each.cut]:
             passage.released = asyncio.Event()
             self._inside.discard(passage)
             self._kept.add(passage)
         for passage in self._kept:
-            passage.tokens = tuple(tokens.get(request) for request in passage.requests)
+            passage.tokens, passage.tainted = _counts(passage, tokens), False
         self._tell_emptied()
 
     def taint_kept(self) -> None:
@@ -204,6 +206,10 @@ class Turnstile:
         except TimeoutError:
             return False
         return not self._inside
+
+
+def _counts(passage: Passage, tokens: Mapping[str, int]) -> tuple[int | None, ...]:
+    return tuple(tokens.get(request) for request in passage.requests)
 
 
 def version_header(version: int) -> Header:

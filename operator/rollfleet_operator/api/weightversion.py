@@ -259,6 +259,8 @@ class HistoryEntry(ApiModel):
 
     version: int
     """Version that was asked for."""
+    engine_uid: str = ""
+    """metadata.uid of the RolloutEngine: one that is made again under the name has no part in this."""
     step: str = ""
     """The trainer's label."""
     checkpoint: str = ""
@@ -286,6 +288,8 @@ class WeightVersionStatus(ApiModel):
     """A print of the conditions, for people; programs read the conditions."""
     version: int = 0
     """Version of the update that epoch, attempt and the rest speak of."""
+    engine_uid: str = ""
+    """metadata.uid of the RolloutEngine that it was begun on."""
     step: str = ""
     """spec.step of that version; it outlives a spec that has gone on."""
     checkpoint: str = ""

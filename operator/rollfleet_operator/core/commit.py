@@ -66,13 +66,13 @@ def _follow(world: World, record: Record) -> Record:
 def _is_new(world: World, record: Record, weight_versions: tuple[WeightVersion, ...]) -> bool:
     if max(record.epoch, world.guards_epoch) > FIRST_EPOCH:
         return False
-    return not any(_remembers(weight_version, world.created) for weight_version in weight_versions)
+    return not any(_remembers(weight_version, world) for weight_version in weight_versions)
 
 
-def _remembers(weight_version: WeightVersion, created: datetime | None) -> bool:
+def _remembers(weight_version: WeightVersion, world: World) -> bool:
     """Whether an update succeeded on this fleet, not on one of the same name that was deleted before."""
-    times = [entry.time for entry in weight_version.status.history if entry.outcome is Outcome.ACTIVE]
-    return any(created is None or time >= created for time in times)
+    ends = [entry for entry in weight_version.status.history if entry.outcome is Outcome.ACTIVE]
+    return any(world.is_of_this_fleet(entry.engine_uid, entry.time) for entry in ends)
 
 
 def _first(world: World, record: Record, work: Work) -> CommitPlan:
@@ -163,7 +163,8 @@ def _open(world: World) -> list[tuple[Engine, EngineState]]:
 
 
 def _identity(weights: Weights) -> tuple[int | None, str | None]:
-    return weights.version, weights.digest
+    """Version 0 is model.path, loaded at the start or read again since: only the latter knows a digest."""
+    return weights.version, weights.digest if weights.version else None
 
 
 def _committed(weights: Weights, weight_versions: tuple[WeightVersion, ...], now: datetime) -> Committed:

@@ -185,11 +185,12 @@ def with_history(update: Update, status: WeightVersionStatus, ending: Ending) ->
     unnamed = status.version in (0, update.version)
     entry = HistoryEntry(
         version=status.version or update.version,
+        engine_uid=update.world.fleet.metadata.uid,
         step=status.step or (update.weight_version.spec.step if unnamed else ""),
         checkpoint=status.checkpoint or (update.path if unnamed else ""),
         outcome=ending.outcome,
         digest=status.digest,
-        time=update.stamp,
+        time=update.now,
         paused_seconds=status.paused_seconds,
         max_abs_logprob_diff=largest_difference(update) if ending.outcome is Outcome.ACTIVE else "",
         message=ending.message,

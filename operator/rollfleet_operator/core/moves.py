@@ -115,11 +115,6 @@ class Update:
         return self.work.now
 
     @property
-    def stamp(self) -> datetime:
-        """The time as it is recorded where it is compared with the fleet's creation, which another clock has told."""
-        return max(self.now, self.world.created or self.now)
-
-    @property
     def phase_began(self) -> datetime:
         """From when the phase counts."""
         return began(self.status.phase_started_at or self.now, self.now, self.world.settings.up_since)

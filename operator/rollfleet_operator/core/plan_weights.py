@@ -103,10 +103,9 @@ def _retries(update: Update, handled: str) -> bool:
 
 def _counts(update: Update) -> bool:
     """Whether the record speaks of the update that is asked for, under the epoch that counts, on this very fleet."""
-    status, created = update.status, update.world.created
-    fresh = status.started_at is not None and (created is None or status.started_at >= created)
+    status = update.status
     same = (status.version, status.epoch) == (update.version, update.record.epoch)
-    return same and fresh and status.phase in UNDER_WAY
+    return same and _on_this_fleet(update) and status.phase in UNDER_WAY
 
 
 def _was_active_before_the_loss(update: Update, *, first: bool) -> bool:
@@ -165,6 +164,7 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
         update={
             "phase": Phase.PENDING,
             "version": update.version,
+            "engine_uid": update.world.fleet.metadata.uid,
             "step": update.weight_version.spec.step,
             "checkpoint": update.path,
             "epoch": 0,
@@ -173,7 +173,7 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
             "last_attempt": None,
             "closed_epoch": 0,
             "retry_request": update.weight_version.spec.retry_request,
-            "started_at": update.stamp,
+            "started_at": update.now,
             "phase_started_at": update.now,
             "paused_at": None,
             "targets": (),
@@ -250,8 +250,7 @@ def _interrupted(status: WeightVersionStatus) -> WeightVersionStatus:
 
 
 def _on_this_fleet(update: Update) -> bool:
-    begun, created = update.status.started_at, update.world.created
-    return begun is not None and (created is None or begun >= created)
+    return update.world.is_of_this_fleet(update.status.engine_uid, update.status.started_at)
 
 
 def _obstacle(update: Update, *, first: bool) -> tuple[Reason | None, str]:  # noqa: PLR0911 - one answer per case

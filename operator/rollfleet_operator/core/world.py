@@ -187,10 +187,15 @@ class World:
     settings: Settings
     guards_epoch: int  # highest epoch of a guard that is followed
 
-    @property
-    def created(self) -> datetime | None:
-        """When the fleet was."""
-        return self.fleet.metadata.creation_timestamp
+    def is_of_this_fleet(self, engine_uid: str, time: datetime | None) -> bool:
+        """Whether a record of a WeightVersion speaks of this fleet, not of one before it under its name.
+
+        By the uid, as two clocks tell the times; records of an operator that noted no uid are judged by those.
+        """
+        if engine_uid:
+            return engine_uid == self.fleet.metadata.uid
+        created = self.fleet.metadata.creation_timestamp
+        return time is not None and (created is None or time >= created)
 
     @property
     def usable(self) -> tuple[tuple[Engine, EngineState], ...]:

@@ -258,3 +258,13 @@ def test_a_version_of_which_nobody_knows_whether_it_is_served_is_not_called_acti
     active = find(world.status().conditions, "Active")
     assert active is not None
     assert active.status == "True"
+
+
+def test_a_lost_record_is_found_again_where_model_path_was_loaded_at_the_start_and_read_again_since() -> None:
+    """Both are version 0; only an engine that was restored from model.path knows a digest of it."""
+    weights = make_weights(0).model_copy(update={"digest": "sha256:model"})
+    read_again = make_state(0, epoch=4, weights=weights)
+    decision = plan(observed(0, make_state(0, epoch=4), read_again), NOW)
+    committed = status(decision).committed
+    assert committed is not None
+    assert (committed.version, committed.digest) == (0, None)

@@ -233,11 +233,18 @@ def test_engines_that_load_for_long_do_not_use_up_the_time_of_the_update() -> No
     assert world.run(300, lambda: world.ended(1) and world.all_serve(1))
 
 
-def test_an_active_update_of_a_fleet_that_was_deleted_is_made_again_on_the_new_one() -> None:
+def _made_again(world: World, apart: timedelta) -> dict[str, Any]:
+    """Metadata of a fleet that was made in the place of this one, by a clock that is so far from the operator's."""
+    return {"uid": "fleet-again", "creation_timestamp": world.now + timedelta(seconds=1) + apart}
+
+
+@pytest.mark.parametrize("apart", [timedelta(0), timedelta(seconds=-10), timedelta(hours=1)])
+def test_an_active_update_of_a_fleet_that_was_deleted_is_made_again_on_the_new_one(apart: timedelta) -> None:
+    """The uid tells them apart: the API server's clock may be behind the operator's, or far ahead."""
     world = make_world(version=1)
     old = world.weight_versions["qwen-policy"]
     again = World(make_fleet(replicas=2))
-    meta = again.fleet.metadata.model_copy(update={"creation_timestamp": world.now + timedelta(seconds=1)})
+    meta = again.fleet.metadata.model_copy(update=_made_again(world, apart))
     again.time = world.time + 1
     again.fleet = again.fleet.model_copy(update={"metadata": meta, "status": RolloutEngineStatus()})
     again.weight_versions["qwen-policy"] = old
@@ -252,7 +259,7 @@ def test_what_failed_on_a_fleet_that_was_deleted_is_tried_on_the_one_that_was_ma
     assert world.run(DEADLINES.prepare_seconds + SLACK_S, lambda: world.ended(2))
     old = world.weight_versions["qwen-policy"]
     again = World(make_fleet(replicas=2))
-    meta = again.fleet.metadata.model_copy(update={"creation_timestamp": world.now + timedelta(seconds=1)})
+    meta = again.fleet.metadata.model_copy(update=_made_again(world, timedelta(seconds=-10)))
     again.time = world.time + 1
     again.fleet = again.fleet.model_copy(update={"metadata": meta, "status": RolloutEngineStatus()})
     again.weight_versions["qwen-policy"] = old

@@ -293,6 +293,18 @@ async def test_what_ran_under_weights_that_never_opened_is_cut_by_a_later_close(
     assert asking.status == 503
 
 
+async def test_what_got_tokens_of_weights_that_never_opened_is_not_kept_again(guarded: Guarded) -> None:
+    await serve(guarded)
+    asking = await ask(guarded)
+    await keep(guarded)
+    await change(guarded)
+    guarded.engine.made += 1
+    state = await keep(guarded, 4, 3)
+    assert (state.in_flight, state.kept) == (0, 0)
+    await asking.task
+    assert asking.status == 503
+
+
 async def test_a_later_close_may_keep_them_again(guarded: Guarded) -> None:
     await serve(guarded)
     asking = await ask(guarded)
