@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from rollfleet_operator.clients.errors import Conflict, NotFound, Retryable, RollfleetError, Unreachable
+from rollfleet_operator.clients.pace import Pace as PaceOfNews
 from rollfleet_operator.core.actions import (
     Action,
     ApplyObject,
@@ -26,6 +27,7 @@ from rollfleet_operator.core.actions import (
 from rollfleet_operator.core.observed import Observed, PodView, Settings
 from rollfleet_operator.core.plan import plan, plan_orphan
 from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
+from rollfleet_operator.runtime.queue import MAX_PASSES, PASSES_PER_S
 from rollfleet_operator.runtime.uptime import Uptime
 from tests.model.api_server import ApiServer, Read
 from tests.model.clock import Clock
@@ -138,6 +140,8 @@ class Operator:
         self._working = False
         self._wanted = False
         self._failures = 0
+        self._news = PaceOfNews(MAX_PASSES, PASSES_PER_S)
+        self._held_until = 0.0
         self._timer = 0
 
     def _lose_term(self) -> None:
@@ -212,7 +216,7 @@ class Operator:
         self._wanted = True
         if not self._working:
             self._working = True
-            self._later(HOLD_S if self._failures else 0.0, self._begin)
+            self._later(max(HOLD_S if self._failures else 0.0, self._held_until - self._clock.time), self._begin)
 
     def _begin(self) -> None:
         self._wanted = False
@@ -227,6 +231,7 @@ class Operator:
             pause_s = next(steps)
         except StopIteration as done:
             self._failures = 0
+            self._held_until = self._clock.time + self._news.take(self._clock.time)
             self._rest(done.value)
         except Conflict:
             self._failures += 1

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, clipped
 from rollfleet_operator.clients.guards import Endpoint, command_name
+from rollfleet_operator.clients.pace import Pace
 from rollfleet_operator.core.observed import GuardView
 from rollfleet_protocol.commands import Arm, Close, Command
 from rollfleet_protocol.engine_config import FleetIdentity
@@ -65,24 +66,8 @@ class Guards(Protocol):
         ...
 
 
-class Pace:
-    """So many at once, then so many a second."""
-
-    def __init__(self, most: float, per_s: float) -> None:
-        self._most = most
-        self._per_s = per_s
-        self._left = most
-        self._since: float | None = None
-
-    async def wait(self) -> None:
-        """Until the next one may come."""
-        now = asyncio.get_running_loop().time()
-        if self._since is not None:
-            self._left = min(self._most, self._left + max(0.0, now - self._since) * self._per_s)
-        self._since = now
-        self._left -= 1
-        if self._left < 0:
-            await asyncio.sleep(-self._left / self._per_s)
+async def _in_turn(pace: Pace) -> None:
+    await asyncio.sleep(pace.take(asyncio.get_running_loop().time()))
 
 
 class Follower:
@@ -111,7 +96,7 @@ class Follower:
         """Follow until cancelled."""
         after: int | None = None
         while True:
-            await self._pace.wait()
+            await _in_turn(self._pace)
             asked = time.monotonic()
             try:
                 state = await self._poll(after)
@@ -187,7 +172,7 @@ class Follower:
 
     async def give_in_turn(self, command: Command) -> str:
         """The same, no faster than answers are taken: each answer may be news, and news may bring a command."""
-        await self._command_pace.wait()
+        await _in_turn(self._command_pace)
         return await self.give(command)
 
     async def give(self, command: Command) -> str:

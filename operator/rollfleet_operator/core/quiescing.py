@@ -50,9 +50,9 @@ def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
         if broken is not None and broken.failure is not None:
             text = f"{engine.name}: {broken.failure.message}"
             return Move(update.status, failed(broken.failure.reason.value, text))
-    names = {engine.name for engine, _ in candidates}
+    staying = _staying(update, candidates)
     candidates = first_batch(update, candidates)
-    loud = _close_all(update, candidates, deadline, names)
+    loud = _close_all(update, candidates, deadline, staying)
     unarmed = [] if loud else _arm_all(update, candidates)
     status = _seen_closed(update, candidates)
     status = status.model_copy(
@@ -85,6 +85,12 @@ def _candidates(update: Update) -> tuple[Candidate, ...]:
     )
 
 
+def _staying(update: Update, candidates: tuple[Candidate, ...]) -> set[str]:
+    """Who is not put aside: those that take part, and in a roll also who serves; their batch comes after the commit."""
+    serving = (engine for engine in update.world.engines if update.rolls and engine.serves(update.record.committed))
+    return {engine.name for engine, _ in candidates} | {engine.name for engine in serving}
+
+
 def _awaited(update: Update) -> bool:
     """Whether an engine that does not answer now may still hold what it staged."""
     return any(
@@ -98,7 +104,7 @@ def _awaited(update: Update) -> bool:
 def _close_all(
     update: Update, candidates: tuple[Candidate, ...], deadline: Deadline, staying: set[str]
 ) -> list[FailedEngine]:
-    """Who is not closed and drained yet. `staying`: those that take part, now or in a later batch."""
+    """Who is not closed and drained yet. `staying`: those that are not put aside."""
     loud: list[FailedEngine] = []
     for engine, state in candidates:
         if not quiet(engine, state, update.epoch):

@@ -1,7 +1,8 @@
 """A queue of keys: each key at most once in it, never worked on twice at a time, different keys in parallel.
 
 A key that is put while it is worked on comes again afterwards. A key that failed comes again after an exponential
-back-off; news about it are taken earlier, but at least HOLD_S apart, so that a failing pass cannot spin on news.
+back-off; news about it are taken earlier, but at least HOLD_S apart, so that a failing pass cannot spin on news. Nor
+can passes that succeed: two who write what the other takes for news, each time, get PASSES_PER_S each.
 
 Namespaces are served in turn, each by half of the workers at most, and where the queue is full the one that has most in
 it gives way: whoever may create objects in one namespace must not be able to keep others waiting, by however many.
@@ -13,6 +14,8 @@ import random
 from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass
 
+from rollfleet_operator.clients.pace import Pace
+
 logger = logging.getLogger(__name__)
 
 MAX_KEYS = 20_000
@@ -21,6 +24,8 @@ BACKOFF_MIN_S = 0.1
 BACKOFF_MAX_S = 30.0
 HOLD_S = 1.0  # between passes of a key that fails
 MAX_CONFLICTS = 5  # in a row that are retried at once
+# Passes of one key that news may bring at once, and how fast more. An update makes some thirty.
+MAX_PASSES, PASSES_PER_S = 100.0, 10.0
 
 
 @dataclass
@@ -44,6 +49,7 @@ class KeyedQueue:
         self._conflicts: dict[str, int] = {}
         self._held: set[str] = set()  # failing keys whose news wait for the hold to end
         self._holds: dict[str, float] = {}  # key -> loop time before which news are not taken
+        self._paces: dict[str, Pace] = {}
         self._wanted = asyncio.Event()
         self._is_taking = True
 
@@ -58,7 +64,7 @@ class KeyedQueue:
         self._ready.clear()
         for kept in (self._waiting, self._again, self._held):
             kept.clear()
-        for counts in (self._working, self._failures, self._conflicts, self._holds):
+        for counts in (self._working, self._failures, self._conflicts, self._holds, self._paces):
             counts.clear()
 
     def put(self, key: str) -> None:
@@ -103,7 +109,8 @@ class KeyedQueue:
         """The pass succeeded."""
         self._failures.pop(key, None)
         self._conflicts.pop(key, None)
-        self._holds.pop(key, None)
+        now = asyncio.get_running_loop().time()
+        self._holds[key] = now + self._paces.setdefault(key, Pace(MAX_PASSES, PASSES_PER_S)).take(now)
         self._finish(key)
 
     def failed(self, key: str, after_s: float | None = None) -> float:
@@ -130,7 +137,7 @@ class KeyedQueue:
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.handle.cancel()
-        for kept in (self._failures, self._conflicts, self._holds):
+        for kept in (self._failures, self._conflicts, self._holds, self._paces):
             kept.pop(key, None)
         self._held.discard(key)
 

@@ -1,12 +1,16 @@
 """Strategy Rolling: batch by batch, never fewer serving than asked for, and the end of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.weightversion import Phase, Rolling, Strategy, StrategyType
+from rollfleet_operator.core.actions import GuardCall
+from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.rolling import Roll
 from rollfleet_protocol.commands import Close, Open
-from rollfleet_protocol.state import FailureReason, Gate, OperationName
+from rollfleet_protocol.state import EngineState, FailureReason, Gate, OperationName
 from tests.support.simulated_engine import fault
 from tests.support.simulated_updates import (
     DEADLINES,
@@ -42,6 +46,30 @@ def watch(world: World, version: int, within_s: float = 120.0) -> list[tuple[int
             seen.append(tuple(world.open_versions()))
         assert world.time < begun + within_s, (seen, world.status())
     return seen
+
+
+def test_who_serves_is_not_put_aside_though_nobody_has_heard_that_it_staged() -> None:
+    """An operator that took over may know an older state of it: the first batch is as small as ever."""
+    world = make_world(replicas=3, version=1)
+    roll(world, 2)
+    assert world.run(30, lambda: world.in_phase(Phase.QUIESCING))
+    seen = world.observe()
+    known = {uid: replace(view, state=_before_the_roll(view.state)) for uid, view in seen.guards.items()}
+    one, *others = sorted(known)
+    guards = {one: known[one], **{uid: seen.guards[uid] for uid in others}}
+    told = plan(replace(seen, guards=guards), world.now).actions
+    closed = {call.pod_uid for call in told if isinstance(call, GuardCall) and isinstance(call.command, Close)}
+    assert len(closed | {uid for uid in others if _is_closed(seen.guards[uid].state)}) <= 1
+    assert one not in closed
+
+
+def _before_the_roll(state: EngineState | None) -> EngineState:
+    assert state is not None
+    return state.model_copy(update={"staged": None, "epoch": state.epoch - 1, "gate": Gate.OPEN, "operation": None})
+
+
+def _is_closed(state: EngineState | None) -> bool:
+    return state is not None and state.gate is Gate.CLOSED
 
 
 @pytest.mark.parametrize(("max_unavailable", "min_serving", "most"), [(1, 1, 1), (2, 1, 2), (3, 2, 2), (9, 1, 3)])

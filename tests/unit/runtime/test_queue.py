@@ -5,7 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from rollfleet_operator.runtime.queue import BACKOFF_MAX_S, HOLD_S, MAX_CONFLICTS, KeyedQueue
+from rollfleet_operator.runtime.queue import (
+    BACKOFF_MAX_S,
+    HOLD_S,
+    MAX_CONFLICTS,
+    MAX_PASSES,
+    PASSES_PER_S,
+    KeyedQueue,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -94,6 +101,25 @@ async def test_news_about_a_failing_key_wait_no_longer_than_the_hold() -> None:
     queue.put("a")
     assert await taken(queue, HOLD_S * 0.9) is None
     assert await taken(queue, HOLD_S * 0.2) == "a"
+
+
+async def test_passes_that_succeed_cannot_spin_on_news() -> None:
+    """Two operators that write over each other's word would else do so as fast as the API server lets them."""
+    queue = KeyedQueue()
+    ends, passes = now() + 60, 0
+    while now() < ends:
+        queue.put("a")
+        if await taken(queue, ends - now()) is not None:
+            passes += 1
+            queue.done("a")
+    assert MAX_PASSES + 59 * PASSES_PER_S <= passes <= MAX_PASSES + 61 * PASSES_PER_S
+    if await taken(queue, 1) is not None:  # the last news
+        queue.done("a")
+    assert await taken(queue, 60) is None
+    for _ in range(int(MAX_PASSES) - 1):  # idle since, it may run as fast as before
+        queue.put("a")
+        assert await taken(queue, 0.001) == "a"
+        queue.done("a")
 
 
 async def test_success_ends_the_back_off() -> None:
