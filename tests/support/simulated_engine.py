@@ -43,12 +43,13 @@ class Store:
     """The checkpoints that all engines see."""
 
     faults: dict[str, Failure] = field(default_factory=dict)  # by path
+    digests: dict[str, str] = field(default_factory=dict)  # of what was written anew, by path
 
     def read(self, root: CheckpointRoot, path: str) -> str | Failure:
         """Its digest, or what is wrong with it."""
         if root is CheckpointRoot.MODEL:
             return MODEL_DIGEST
-        return self.faults.get(path, digest_of(path))
+        return self.faults.get(path, self.digests.get(path, digest_of(path)))
 
 
 @dataclass

@@ -42,7 +42,8 @@ class Looks:
             assert weights.version == committed.version, (
                 f"{pod.view.name} is open at {weights.version}, not {committed}"
             )
-            expected = MODEL_DIGEST if committed.version == 0 else digest_of(committed.checkpoint or "")
+            path = committed.checkpoint or ""
+            expected = MODEL_DIGEST if committed.version == 0 else self.store.digests.get(path, digest_of(path))
             if committed.version in self.stored_nowhere:
                 expected = str(committed.digest)
             assert process.resident == expected, f"{pod.view.name} serves {process.resident}"

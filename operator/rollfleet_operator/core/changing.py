@@ -195,7 +195,7 @@ def _standing(update: Update, target: Target, engine: Engine, state: EngineState
         return Seat(
             target, engine, Standing.FAILED, Reason.UNCERTAIN, "the guard no longer knows what the engine holds"
         )
-    if weights.state in (WeightsState.LOADED, WeightsState.VERIFIED) and weights.version == update.version:
+    if _holds_it(update, state, step):
         if weights.digest != update.status.digest:
             text = f"holds {weights.digest}, staged was {update.status.digest}"
             return Seat(target, engine, Standing.FAILED, Reason.DIGEST_DISAGREES, text)
@@ -204,6 +204,15 @@ def _standing(update: Update, target: Target, engine: Engine, state: EngineState
             return Seat(target, engine, Standing.DONE)
     doing = Reason.TRANSFERRING if step is OperationName.TRANSFER else Reason.VERIFYING
     return Seat(target, engine, Standing.WORKING, doing, _doing(engine))
+
+
+def _holds_it(update: Update, state: EngineState, step: OperationName) -> bool:
+    """Whether it has what this attempt gave it. What another attempt read may be other bytes, and is read again."""
+    weights, operation = state.weights, state.operation
+    if weights.state not in (WeightsState.LOADED, WeightsState.VERIFIED) or weights.version != update.version:
+        return False
+    given = operation is not None and operation.epoch == update.epoch and operation.name in CHANGES
+    return given or step is OperationName.VERIFY or weights.digest == update.status.digest
 
 
 def _error(engine: Engine) -> str:

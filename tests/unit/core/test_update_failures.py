@@ -9,7 +9,7 @@ from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
 from rollfleet_protocol.state import EngineState, FailureReason, OperationName
 from tests.support.builders import digest_of
 from tests.support.simulated_engine import fault
-from tests.support.simulated_updates import DEADLINES, ROLLBACK, SLACK_S, bump, failed, make_world
+from tests.support.simulated_updates import DEADLINES, ROLLBACK, SLACK_S, bump, fail_once, failed, make_world
 from tests.support.simulated_world import World, slow
 
 
@@ -278,3 +278,20 @@ def test_c23_an_engine_that_lacks_what_is_needed_is_named_before_any_pause(lacki
         assert world.open_versions() == [1, 1, 1]
     text = f"qwen-1-0-\\w+: guard {facts.guard_version} on {facts.engine} {facts.engine_version} lacks {lacking};"
     assert re.search(text, failed(world, 2, "Unsupported"))
+
+
+def test_what_an_earlier_attempt_read_before_the_checkpoint_was_written_anew_is_read_again() -> None:
+    """An engine that loaded the bytes of before is not at fault, and takes part in the commit."""
+    world = make_world(version=1)
+    fail_once(world, 1)
+    bump(world, 2)
+    assert world.run(10, lambda: world.status().attempt == 2)
+    loaded = [pod.process.state.weights.version for pod in world.pods.values() if pod.process is not None]
+    assert 2 in loaded
+    anew = digest_of("step-2, written anew")
+    world.store.digests["step-2"] = anew
+    assert world.run(30, lambda: world.ended(2))
+    assert world.status().phase is Phase.ACTIVE
+    assert world.status().progress.failed == ()
+    assert (world.status().attempt, world.status().digest) == (2, anew)
+    assert world.open_versions() == [2, 2, 2], "nobody is left to catch up"
