@@ -93,7 +93,8 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
     if silent and _may_yet_be_met(world, record, work):
         return CommitPlan(record, first=True)
     if silent:
-        text = f"{silent} may be open and does not answer: nobody can tell that this fleet is new before it does"
+        unclear = f"{silent} may be open and does not answer: nobody can tell that this fleet is new"
+        text = f"{unclear} before it does, or was deleted and its container has ended"
         return CommitPlan(record, first=True, reason=Reason.COMMIT_UNKNOWN, message=text)
     odd = agree(verified, Decimal(str(world.settings.probe_tolerance)), MAX_EXCLUDED)
     if isinstance(odd, Disagreement):
@@ -117,7 +118,8 @@ def _is_waited_for(world: World, record: Record, engine: Engine, state: EngineSt
 def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion, ...], work: Work) -> CommitPlan:
     silent = _silent(world, record)
     if silent:
-        text = f"the record of the committed version is lost, and {silent} may be open and does not answer"
+        lost = f"the record of the committed version is lost, and {silent} may be open and does not answer"
+        text = f"{lost}: it is waited for until it does, or was deleted and its container has ended"
         return CommitPlan(record, reason=Reason.COMMIT_UNKNOWN, message=text)
     held = {_identity(state.weights): (engine, state) for engine, state in _open(world)}
     if len(held) == 1:
