@@ -56,7 +56,7 @@ verify: lint types ## lint, types, and generated files equal to what would be ge
 	@$(BIN)/python -m rollfleet_operator.api.generate --check
 
 .PHONY: unit
-unit: setup ## pure tests, under 20 s
+unit: setup ## pure tests, in some 20 s
 	@$(PYTEST) tests/unit -q -n 2
 
 .PHONY: process
