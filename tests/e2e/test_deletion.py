@@ -15,14 +15,13 @@ REPLICAS = 2
 AT_ONCE_S = 20.0
 
 
-@pytest.mark.parametrize("phase", ["Transferring"])
-async def test_c22_a_namespace_goes_in_mid_update(environment: Environment, fleet: Fleet, phase: str) -> None:
+async def test_c22_a_namespace_goes_in_mid_update(environment: Environment, fleet: Fleet) -> None:
     kind = environment.simulated(slow=True)
     await fleet.create(kind, REPLICAS)
     await fleet.serving(REPLICAS)
     async with watching(fleet) as update:
         await fleet.bump(1, folders(kind.models)[1].name)
-        await update.reached(1, phase)
+        await update.reached(1, "Transferring")
         await fleet.delete(timeout_s=90)
     with pytest.raises(KubectlError, match="NotFound"):
         await get("namespace", fleet.namespace, "")
