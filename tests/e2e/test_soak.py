@@ -61,8 +61,8 @@ async def _sample(memory: Memory, fleet: Fleet) -> None:
         memory.sample(who, [pid for pod in pods for pid in processes_of(pod["metadata"]["uid"])])
 
 
-async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], str]) -> tuple[int, str]:
-    """One update, or two where the first is superseded: the newest version asked for, and how it ended."""
+async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], str]) -> tuple[int, str, str]:
+    """One update, or two where the first is superseded: the newest version asked for, how it ended, and why."""
     shoot = await VICTIMS[fault](fleet) if fault in VICTIMS else None
     if fault == "missing checkpoint":
         await fleet.bump(version, MISSING, deadlines={"prepareSeconds": 2})
@@ -76,7 +76,8 @@ async def _one(fleet: Fleet, version: int, fault: str, path_of: Callable[[int], 
     document = await fleet.finished(version, timeout_s=180)
     if fault == "router":
         await fresh_router(fleet)
-    return version, str(document["status"]["phase"])
+    status = document["status"]
+    return version, str(status["phase"]), str(status["history"][-1].get("message", ""))
 
 
 @pytest.mark.full
@@ -99,10 +100,12 @@ async def test_soak(environment: Environment, fleet: Fleet) -> None:
     async with Load(plan) as load:
         for number in range(UPDATES):
             (fault,) = dice.choices(list(FAULTS), weights=list(FAULTS.values()))
-            version, outcome = await _one(fleet, version + 1, fault, path_of)
+            version, outcome, why = await _one(fleet, version + 1, fault, path_of)
             outcomes[outcome] += 1
             faults[fault] += 1
-            assert (outcome == "Failed") is (fault == "missing checkpoint"), f"update {number}, {fault}: {outcome}"
+            assert (outcome == "Failed") is (fault == "missing checkpoint"), (
+                f"update {number}, {fault}: {outcome} {why}"
+            )
             if number % SAMPLED == 0:
                 await _sample(memory, fleet)
                 print(f"{number} updates: {dict(outcomes)}", flush=True)

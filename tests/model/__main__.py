@@ -7,9 +7,10 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from tests.model.promises import BrokenPromise
+from tests.model.report import Report
 from tests.model.schedule import schedule_of
 from tests.model.trace import tell
-from tests.model.world import Report, World
+from tests.model.world import World
 
 CHUNK = 20
 

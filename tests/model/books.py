@@ -40,6 +40,7 @@ class Book:
     committed: Committed | None = None  # as it was written last; outlives a lost status
     lost: bool = False  # the status was lost and nothing was committed since
     ever_lost: bool = False  # after that epochs may begin anew: nobody may know of the old ones
+    rolled_from: int | None = None  # the version before, of a roll whose record was lost
     versions: set[int] = field(default_factory=set)  # that were ever committed
     highest_answered: int = -1
     epochs: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # epoch -> (uid, version, attempt)

@@ -338,6 +338,9 @@ class Nodes:
         if self.clock.time >= node.off_until:
             return
         node.tainted = True
+        if node.ready_since is not None:  # the control plane has not noticed yet, and removes nothing
+            self.clock.later(1.0, lambda: self._taint(node))
+            return
         for uid in self._on(node):
             host = self.hosts[uid]
             host.gone = host.leaving = True
@@ -356,6 +359,11 @@ class Nodes:
             return NodeView(node.name, exists=False)
         return NodeView(node.name, ready_since=node.ready_since, heard=node.heard, out_of_service=node.tainted)
 
+    def _untaint(self, node: Node) -> None:
+        """A person sees that it is back."""
+        if node.ready_since is not None:
+            node.tainted = False
+
     def _on(self, node: Node) -> list[str]:
         return [uid for uid in list(self.api.pods) if uid in self.hosts and self.hosts[uid].node is node]
 
@@ -372,7 +380,8 @@ class Nodes:
         if self.clock.time < node.lost_until:
             self.clock.later(node.lost_until - self.clock.time + 0.1, lambda: self._back(node))
             return
-        node.ready_since, node.tainted, node.forgotten = self.clock.now(), False, False
+        node.ready_since, node.forgotten = self.clock.now(), False
+        self.clock.later(TAINTED_S, lambda: self._untaint(node))
         for uid in self._on(node):
             if self.hosts[uid].status.get("started"):
                 self._flush(self.hosts[uid])

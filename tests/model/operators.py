@@ -275,10 +275,9 @@ class Operator:
         observed = self._observe(read)
         decision = plan(observed, self._clock.now())
         self.last_decision = decision
-        self.judge(observed, decision)
         self.on_decision(decision)
         yield self._pause()
-        yield from self._apply(read, decision)
+        yield from self._apply(read, observed, decision)
         if decision.wake_at is None:
             return None
         return (decision.wake_at - self._clock.now()) / timedelta(seconds=1)
@@ -323,11 +322,12 @@ class Operator:
         fleet = read.fleet.metadata.uid
         return {uid: view for uid, view in self.watch.pods.items() if self._api.owners.get(uid) == fleet}
 
-    def _apply(self, read: Read, decision: Decision) -> Generator[float, None, None]:
+    def _apply(self, read: Read, observed: Observed, decision: Decision) -> Generator[float, None, None]:
         write = decision.fleet_status
         if write is not None and write.status != read.fleet.status:
             yield from self._do(lambda: self._write_fleet(read, decision))
             yield self._pause()
+        self.judge(observed, decision)  # what is decided by an old record comes no further than its write
         errors: list[RollfleetError] = []
         actions = list(decision.actions)
         self._rng.shuffle(actions)  # the runtime begins them all at once

@@ -53,7 +53,8 @@ class Auditor:
 
     def look(self) -> None:
         """Every client asks every engine that it can reach, whatever the control plane knows of it."""
-        probes: dict[tuple[int, tuple[int, ...]], tuple[str, tuple[float, ...]]] = {}  # by version and tokens
+        # By version, tokens, and whom the guard obeys: an operator in another's place cannot ask, and replaces those.
+        probes: dict[tuple[int, tuple[int, ...], str], tuple[str, tuple[float, ...]]] = {}
         for host in self._nodes.hosts.values():
             process = host.process
             if process is None or host.fleet != self.book.uid or self._is_beyond(host):
@@ -67,7 +68,7 @@ class Auditor:
             self._answered(host.uid, process.state.weights.version or 0)
             probe = process.state.probe
             if probe is not None and probe.version == process.state.weights.version:
-                name, known = probes.setdefault((probe.version, probe.tokens), (host.uid, probe.logprobs))
+                name, known = probes.setdefault((probe.version, probe.tokens, host.obeys), (host.uid, probe.logprobs))
                 apart = max((abs(a - b) for a, b in zip(known, probe.logprobs, strict=True)), default=0.0)
                 if apart > PROBE_TOLERANCE and not self.book.ever_lost:
                     raise BrokenPromise("agree", f"{name} and {host.uid} serve and differ by {apart:g} in the probe")
@@ -124,7 +125,8 @@ class Auditor:
     def _answered(self, who: str, version: int) -> None:
         book = self.book
         previous = None if book.committed is None else book.committed.previous
-        mixed = previous is not None and previous.version == version  # a fleet that rolls says so
+        # A fleet that rolls says so, unless its status was lost meanwhile: who was asked at the version before ends.
+        mixed = version == book.rolled_from or (previous is not None and previous.version == version)
         if version < book.highest_answered and not (book.lost or mixed):
             raise BrokenPromise("atomic", f"{who} answered at {version} after {book.highest_answered} was answered")
         book.highest_answered = max(book.highest_answered, version)
@@ -206,6 +208,8 @@ class Auditor:
         committed = self.book.committed
         if committed is not None and command.version == committed.version:
             return
+        if self._is_withdrawn(command):
+            return  # on its way when its WeightVersion was deleted: nothing commits it any more, so nobody opens on it
         rolls = self._rolls(command)
         for other in self._nodes.of(self.book.uid):
             process = other.process
@@ -220,6 +224,11 @@ class Auditor:
                 raise BrokenPromise("fence", f"transfer to {host.uid} at {command.version} while {other.uid} answers")
             if state.reopen_at is not None and state.alive and not state.draining:
                 raise BrokenPromise("fence", f"transfer to {host.uid} while {other.uid} may reopen by itself")
+
+    def _is_withdrawn(self, command: Transfer) -> bool:
+        owner = self.book.epochs.get(command.epoch)
+        present = {weight_version.metadata.uid for weight_version, _ in self._api.weight_versions.values()}
+        return owner is not None and owner[0] not in present
 
     def _rolls(self, command: Transfer) -> bool:
         """By the spec of the update to which the epoch was given."""
@@ -246,6 +255,8 @@ class Auditor:
 
     def status_lost(self) -> None:
         """Somebody restored the objects from a backup without their statuses."""
+        previous = None if self.book.committed is None else self.book.committed.previous
+        self.book.rolled_from = self.book.rolled_from if previous is None else previous.version
         self.book.lost = self.book.ever_lost = True
 
     def fleet_made(self, uid: str) -> None:

@@ -13,8 +13,9 @@ from tests.model.__main__ import live_many
 from tests.model.api_server import ApiFaults
 from tests.model.network import NetFaults
 from tests.model.operators import Pace
+from tests.model.report import Report
 from tests.model.schedule import GAPS, KINDS, LUCK, MAX_HAPPENINGS, SECONDS, STEPS, Happening, Schedule
-from tests.model.world import Report, World
+from tests.model.world import World
 
 SCHEDULES, PART = 200, 100
 AT_MOST = 2_000  # the rarest of what must be reached comes about once in 150 schedules

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rollfleet_operator.api.rolloutengine import Aftermath, Startup
 from rollfleet_operator.api.weightversion import Phase
@@ -22,6 +22,7 @@ from tests.model.network import Network
 from tests.model.nodes import Host, Nodes
 from tests.model.operators import Operator, Pace
 from tests.model.promises import Auditor, BrokenPromise
+from tests.model.report import Report, report
 from tests.model.schedule import STEPS, Schedule
 from tests.support.builders import NOW, make_fleet
 
@@ -52,19 +53,6 @@ FOR_GOOD_S = 1e9
 LOOK_S = 0.05  # how often a guard looks at its clock
 
 
-@dataclass
-class Report:
-    """What a schedule was."""
-
-    events: int = 0
-    passes: int = 0
-    commits: int = 0
-    simulated_s: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
-    outcomes: dict[str, int] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)  # situations that were reached, and how often
-
-
 class World:
     """Everything of one schedule."""
 
@@ -92,7 +80,7 @@ class World:
         self.able_since = 0.0
         self.calm = True
         self._lives: tuple[object, ...] = ()
-        self._outcomes: dict[str, int] = {}
+        self.outcomes: dict[str, int] = {}
         self._ended: set[tuple[str, int]] = set()
         self.clock.later(TICK_S, self._tick)
 
@@ -116,7 +104,7 @@ class World:
         self.chaos.ask(self.chaos.newest + 1)
         self._run_until(HEALED_S, "a good version becomes active on a healthy fleet", self._is_active)
         self._stay_idle()
-        return self._report()
+        return report(self)
 
     def _let_loose(self) -> None:
         self.calm = False
@@ -147,9 +135,8 @@ class World:
             operator.pace = Pace()
             operator.frozen_until = -1.0
             operator.hear_all()
-        if not self.schedule.lease:
-            for operator in self.operators[1:]:
-                operator.kill(FOR_GOOD_S)  # from here on one leads
+        for operator in () if self.schedule.lease else self.operators[1:]:
+            operator.kill(FOR_GOOD_S)  # from here on one leads
 
     def _restore_checkpoints(self) -> None:
         committed = self.auditor.book.committed
@@ -268,7 +255,7 @@ class World:
             key = (charge.metadata.uid, entry.version)
             if key not in self._ended:
                 self._ended.add(key)
-                self._outcomes[entry.outcome.value] = self._outcomes.get(entry.outcome.value, 0) + 1
+                self.outcomes[entry.outcome.value] = self.outcomes.get(entry.outcome.value, 0) + 1
 
     def _has_ended(self) -> bool:
         """Whether the update that is asked for is over, or is none."""
@@ -318,6 +305,8 @@ class World:
             return False
         if self._is_held():
             return True
+        if committed is not None and self._disowned():
+            return False  # they are replaced first
         if committed is None:
             return self._is_undecided()
         return self._all_serve(committed.version) or self._all_but_the_odd_ones(committed.version)
@@ -331,9 +320,13 @@ class World:
             host.process is not None and host.process.open and host.obeys == self.operators[0].account_uid
             for host in self.nodes.hosts.values()
         )
-        disowned = any(host.obeys != self.operators[0].account_uid for host in self.nodes.hosts.values())
-        decided = "CommitUnknown" not in told or answering or not (self.auditor.book.lost or disowned)
+        # One that obeys another operator does not say what it serves: it may be another version than all others do.
+        unclear = self._disowned() or (self.auditor.book.lost and not answering)
+        decided = "CommitUnknown" not in told or not unclear
         return not decided and len(self.api.pods) == self.api.fleet.spec.replicas
+
+    def _disowned(self) -> bool:
+        return any(host.obeys != self.operators[0].account_uid for host in self.nodes.hosts.values())
 
     def _is_held(self) -> bool:
         """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
@@ -379,22 +372,3 @@ class World:
             self._step()
         if self.api.writes != writes:
             raise BrokenPromise("idle", f"{self.api.writes - writes} writes while nothing happened: {describe(self)}")
-
-    def _report(self) -> Report:
-        counts = dict(self.chaos.counts)
-        for more in (self.network.counts, self.api.counts):
-            for what, number in more.items():
-                counts[what] = counts.get(what, 0) + number
-        seen = self.auditor.ledger.seen
-        seen["operator: acted after its term had ended"] += sum(each.late_acts for each in self.operators)
-        seen["operator: lost its term"] += sum(each.lost_terms for each in self.operators)
-        seen["address: of an engine that runs on, given to another"] += self.nodes.reused
-        return Report(
-            events=self.clock.events,
-            passes=sum(operator.passes for operator in self.operators),
-            commits=self.auditor.ledger.commits,
-            simulated_s=self.clock.time,
-            counts=counts,
-            outcomes=self._outcomes,
-            seen={what: count for what, count in seen.items() if count},
-        )

@@ -8,6 +8,19 @@ from pydantic import Field
 
 from rollfleet_operator.api.meta import ApiModel
 
+Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class ProbeAnswer(ApiModel):
+    """What an engine of the majority answered to the probe when the version was committed."""
+
+    tokens: Annotated[tuple[Token, ...], Field(max_length=256)]
+    """Token ids."""
+    logprobs: Annotated[tuple[Annotated[str, Field(max_length=32)], ...], Field(max_length=256)]
+    """Log-probabilities (natural) of the tokens after the first, of data-parallel rank 0; decimals."""
+    template_hash: str = ""
+    """Of the pod template it ran: an engine made in another way may compute a little differently."""
+
 
 class Previous(ApiModel):
     """The version before, while a fleet rolls from it to the committed one."""
@@ -35,6 +48,8 @@ class Committed(ApiModel):
     """What engines that have not moved yet may answer from, until strategy Rolling has come to its end."""
     excluded: Annotated[tuple[str, ...], Field(max_length=10)] = ()
     """Processes of engines (incarnations) whose answer to the probe was not that of the others: they stay closed."""
+    probe: ProbeAnswer | None = None
+    """An engine that joins while no other serves answers like this, or stays closed."""
 
 
 class Outcome(StrEnum):

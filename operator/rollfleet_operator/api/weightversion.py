@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
-from rollfleet_operator.api.records import Outcome
+from rollfleet_operator.api.records import Outcome, Token
 from rollfleet_operator.api.rules import discriminator_rule, rule, rules
 from rollfleet_operator.api.update_policies import FailureType, OnFailure, Rolling, Strategy, StrategyType
 from rollfleet_operator.api.volumes import CheckpointPath
@@ -76,7 +76,6 @@ class Pause(ApiModel):
 
 
 ONE_LINE = r"^[^\x00-\x1f\x7f]*$"  # no control characters: labels are shown in tables and logs
-Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Probe(ApiModel):
@@ -93,7 +92,7 @@ class VerifySpec(ApiModel):
 
     probe: Probe = Probe()
     """Answered by every engine under the new weights before any of them opens, and compared between engines: a fleet of
-    one has nobody to compare with."""
+    one has nobody to compare with. Late joiners are compared with those that serve, or with the recorded answer."""
 
 
 class Deadlines(ApiModel):

@@ -30,6 +30,7 @@ from rollfleet_protocol.state import (
     WeightsState,
 )
 
+DISAGREES_CURE = "it stays closed until the next version; delete the pod to have it load this one anew"
 HELD_TEXT = "stays closed as it is: an update failed, and its onFailure is Hold"
 
 
@@ -180,7 +181,7 @@ class CatchUp:
             return
         difference = self.references.difference(engine, state)
         if difference is not None:
-            self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, difference)
+            self.stuck[engine.name] = Joiner(Obstacle.DISAGREES, f"{difference}: {DISAGREES_CURE}")
             return
         if state.probe is not None:
             self.references.add(engine.name, state.probe)

@@ -23,6 +23,7 @@ from rollfleet_operator.core.moves import Move, Update, failed, hold_up, in_shor
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_operator.core.references import to_record
 from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import Command, Transfer, Verify
@@ -116,8 +117,7 @@ def verify(update: Update) -> Move:
         text = f"{', '.join(sorted(odd))} answered unlike the others: {update.too_few(len(probed) - len(odd))}"
         return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text))
     seats = [_odd_one_out(seat) if seat.target.name in odd else seat for seat in seats]
-    excluded = tuple(seat.target.incarnation for seat in seats if seat.target.name in odd)
-    return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, excluded))
+    return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, seats, odd))
 
 
 def _odd_one_out(seat: Seat) -> Seat:
@@ -125,15 +125,17 @@ def _odd_one_out(seat: Seat) -> Seat:
     return replace(seat, standing=Standing.FAILED, reason=Reason.PROBES_DISAGREE, text=text)
 
 
-def _commit(update: Update, excluded: tuple[str, ...]) -> Committed:
+def _commit(update: Update, seats: list[Seat], odd: frozenset[str]) -> Committed:
+    answers = [(seat.engine, state.probe) for seat in seats if seat.engine is not None and (state := _state(seat))]
     return Committed(
         version=update.version,
         digest=update.status.digest,
         checkpoint=update.path,
         weight_version_uid=update.weight_version.metadata.uid,
         time=update.now,
-        excluded=excluded,
+        excluded=tuple(seat.target.incarnation for seat in seats if seat.target.name in odd),
         previous=_previous(update),
+        probe=to_record(answers, odd),
     )
 
 

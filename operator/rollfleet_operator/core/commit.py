@@ -8,20 +8,23 @@ together, it may be open at a version that nobody remembers.
 Waiting for all replicas would let one engine that finds no node keep the whole fleet from serving.
 
 A lost record: whatever the open guards hold is committed, if they agree and every engine that may be open was asked.
+Two versions are open where a fleet rolled: the higher one is the commit, since nobody opens before it is recorded.
 Nobody open, but somebody has seen an epoch above 1 (or a WeightVersion remembers an update of this very fleet):
 nobody can tell what was committed. The fleet stays closed and says that a higher WeightVersion decides. No command is
 given meanwhile.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from rollfleet_operator.api.rolloutengine import Committed, Outcome
+from rollfleet_operator.api.rolloutengine import Committed, Outcome, Previous
 from rollfleet_operator.api.weightversion import Deadlines, WeightVersion
 from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.references import to_record
 from rollfleet_operator.core.rolling import behind
 from rollfleet_operator.core.steps import verify_initial
 from rollfleet_operator.core.work import Work, failed_operation
@@ -29,6 +32,8 @@ from rollfleet_operator.core.world import FIRST_EPOCH, Engine, Fence, World
 from rollfleet_protocol.state import EngineState, Gate, OperationName, ProbeResult, Weights, WeightsState
 
 CHECKPOINT = "checkpoint:"
+MOST_OPEN = 2  # versions, while a fleet rolls from one to the next
+Identity = tuple[int, str | None]  # version and digest
 
 
 @dataclass(frozen=True)
@@ -79,11 +84,11 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
     if record.epoch < FIRST_EPOCH:
         # Nothing to verify yet: the epoch waits too, so that an empty fleet is not written to.
         return CommitPlan(replace(record, epoch=FIRST_EPOCH) if world.usable else record, first=True)
-    verified: list[tuple[str, ProbeResult | None]] = []
+    verified: list[tuple[Engine, ProbeResult | None]] = []
     pending = False
     for engine, state in world.usable:
         if state.weights.state is WeightsState.VERIFIED and state.weights.version == 0:
-            verified.append((engine.name, state.probe))
+            verified.append((engine, state.probe))
         elif state.weights.state is WeightsState.INITIAL:
             verify_initial(world, record.epoch, engine, state, world.settings.probe_tokens, work)
             pending = pending or _is_waited_for(world, record, engine, state, work)
@@ -96,12 +101,15 @@ def _first(world: World, record: Record, work: Work) -> CommitPlan:
         unclear = f"{silent} may be open and does not answer: nobody can tell that this fleet is new"
         text = f"{unclear} before it does, or was deleted and its container has ended"
         return CommitPlan(record, first=True, reason=Reason.COMMIT_UNKNOWN, message=text)
-    odd = agree(verified, Decimal(str(world.settings.probe_tolerance)), MAX_EXCLUDED)
+    answers = [(engine.name, probe) for engine, probe in verified]
+    odd = agree(answers, Decimal(str(world.settings.probe_tolerance)), MAX_EXCLUDED)
     if isinstance(odd, Disagreement):
         return CommitPlan(record, first=True, reason=Reason.PROBES_DISAGREE, message=odd.text)
     work.note(f"version 0 is committed: {len(verified) - len(odd)} engines verified")
     excluded = tuple(state.incarnation for engine, state in world.usable if engine.name in odd)
-    return CommitPlan(replace(record, committed=Committed(version=0, time=work.now, excluded=excluded)), first=False)
+    probe = to_record(verified, odd)
+    committed = Committed(version=0, time=work.now, excluded=excluded, probe=probe)
+    return CommitPlan(replace(record, committed=committed), first=False)
 
 
 def _is_waited_for(world: World, record: Record, engine: Engine, state: EngineState, work: Work) -> bool:
@@ -121,14 +129,15 @@ def _recover(world: World, record: Record, weight_versions: tuple[WeightVersion,
         lost = f"the record of the committed version is lost, and {silent} may be open and does not answer"
         text = f"{lost}: it is waited for until it does, or was deleted and its container has ended"
         return CommitPlan(record, reason=Reason.COMMIT_UNKNOWN, message=text)
-    held = {_identity(state.weights): (engine, state) for engine, state in _open(world)}
-    if len(held) == 1:
-        ((_, state),) = held.values()
-        committed = _committed(state.weights, weight_versions, work.now)
-        work.note(f"the lost record is found again: version {committed.version} is open")
+    open_ones = {_identity(state.weights): (engine, state.weights) for engine, state in _open(world)}
+    versions = {version for version, _ in open_ones}
+    if 1 <= len(open_ones) <= MOST_OPEN and len(versions) == len(open_ones):
+        committed = _found({each: weights for each, (_, weights) in open_ones.items()}, weight_versions, work.now)
+        told = " and ".join(f"version {version}" for version in sorted(versions))
+        work.note(f"the lost record is found again: version {committed.version}; open: {told}")
         return CommitPlan(_follow(world, replace(record, committed=committed)))
-    open_ones = ", ".join(f"{engine.name} at {state.weights.version}" for engine, state in held.values())
-    seen = f"engines are open at different versions ({open_ones})" if held else "no engine is open"
+    told = ", ".join(f"{engine.name} at {_told(weights)}" for engine, weights in open_ones.values())
+    seen = f"engines are open at different weights ({told})" if open_ones else "no engine is open"
     cure = "create a WeightVersion, or raise spec.version of the present one, with the checkpoint that shall be served"
     text = f"the record of the committed version is lost and {seen}: {cure}"
     return CommitPlan(_follow(world, record), reason=Reason.COMMIT_UNKNOWN, message=text)
@@ -164,19 +173,26 @@ def _open(world: World) -> list[tuple[Engine, EngineState]]:
     ]
 
 
-def _identity(weights: Weights) -> tuple[int | None, str | None]:
+def _identity(weights: Weights) -> Identity:
     """Version 0 is model.path, loaded at the start or read again since: only the latter knows a digest."""
-    return weights.version, weights.digest if weights.version else None
+    return weights.version or 0, weights.digest if weights.version else None
 
 
-def _committed(weights: Weights, weight_versions: tuple[WeightVersion, ...], now: datetime) -> Committed:
-    uid = next((each.metadata.uid for each in weight_versions if each.spec.version == weights.version), None)
+def _told(weights: Weights) -> str:
+    return f"{weights.version} ({weights.digest})" if weights.version else "0"
+
+
+def _found(held: Mapping[Identity, Weights], weight_versions: tuple[WeightVersion, ...], now: datetime) -> Committed:
+    """The higher one is the commit: no engine opens at a version that is not recorded. The lower one still rolls."""
+    newest, *older = sorted(held, key=lambda identity: identity[0], reverse=True)
+    weights, (version, digest) = held[newest], newest
+    uid = next((each.metadata.uid for each in weight_versions if each.spec.version == version), None)
     path = weights.source.removeprefix(CHECKPOINT) if weights.source.startswith(CHECKPOINT) else None
-    version = weights.version or 0
     return Committed(
         version=version,
-        digest=weights.digest if version else None,
+        digest=digest,
         checkpoint=path,
         weight_version_uid=uid if version else None,
         time=now,
+        previous=Previous(version=older[0][0], digest=older[0][1]) if older else None,
     )

@@ -1,8 +1,15 @@
-"""The probe of a late joiner is measured by the answer of an engine that serves already."""
+"""The probe of a late joiner is measured by the answer of an engine that serves already.
 
+Where no engine serves, or none that this operator has heard of, it is measured by the answer that was recorded with
+the commit: else what is damaged in one engine's memory after its digest was checked would be opened by a fleet of one.
+The record speaks for pods of the template that it came from; others may compute a little differently.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 
+from rollfleet_operator.api.records import ProbeAnswer
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree, compare
@@ -10,6 +17,8 @@ from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.state import EngineState, Gate, ProbeResult, WeightsState
 
 Tokens = tuple[int, ...]
+CONFIRMED = 2  # engines that must have answered alike for their answer to be kept
+MAX_RECORDED = 256  # tokens of a probe; a WeightVersion's spec allows no more
 
 
 @dataclass
@@ -19,6 +28,7 @@ class References:
     version: int
     tolerance: Decimal
     answers: dict[Tokens, tuple[str, ProbeResult]]
+    recorded: ProbeAnswer | None = None
 
     @classmethod
     def of(cls, world: World, committed: Committed, weight_version: WeightVersion | None) -> "References":
@@ -26,11 +36,11 @@ class References:
         tolerance = Decimal(str(world.settings.probe_tolerance))
         if weight_version is not None:
             tolerance = max(tolerance, Decimal(weight_version.spec.verify.probe.max_abs_logprob_diff))
-        return cls(committed.version, tolerance, _answers(world, committed, tolerance))
+        return cls(committed.version, tolerance, _answers(world, committed, tolerance), committed.probe)
 
     def tokens(self, default: Tokens) -> Tokens:
         """Which probe to ask for: only one that was answered already can be compared."""
-        return next(iter(self.answers), default)
+        return next(iter(self.answers), default if self.recorded is None else self.recorded.tokens)
 
     def add(self, name: str, probe: ProbeResult) -> None:
         """Whoever is let in next is measured by it, before this one is known to serve."""
@@ -41,11 +51,34 @@ class References:
         probe = state.probe
         if probe is None or probe.version != self.version or state.weights.state is not WeightsState.VERIFIED:
             return None
-        reference = self.answers.get(probe.tokens)
+        reference = self.answers.get(probe.tokens) or self._record(engine, probe)
         if reference is None:
             return None
         found = compare([reference, (engine.name, probe)], self.tolerance)
         return found.text if isinstance(found, Disagreement) else None
+
+    def _record(self, engine: Engine, probe: ProbeResult) -> tuple[str, ProbeResult] | None:
+        recorded = self.recorded
+        if recorded is None or (recorded.tokens, recorded.template_hash) != (probe.tokens, engine.pod.template_hash):
+            return None
+        logprobs = tuple(float(value) for value in recorded.logprobs)
+        answer = ProbeResult(
+            epoch=probe.epoch, version=self.version, tokens=recorded.tokens, logprobs=logprobs, seconds=0.0
+        )
+        return f"the commit of version {self.version}", answer
+
+
+def to_record(answers: Iterable[tuple[Engine, ProbeResult | None]], odd: Collection[str]) -> ProbeAnswer | None:
+    """What a commit keeps: the first answer of those that are like the rest. `odd`: names of those that are not.
+
+    One engine alone may be the one that is wrong: then its answer would keep out every good one that comes later.
+    """
+    alike = [(engine, probe) for engine, probe in answers if probe is not None and engine.name not in odd]
+    if len(alike) < CONFIRMED or len(alike[0][1].tokens) > MAX_RECORDED:
+        return None
+    engine, probe = alike[0]
+    logprobs = tuple(f"{value:.9g}" for value in probe.logprobs)
+    return ProbeAnswer(tokens=probe.tokens, logprobs=logprobs, template_hash=engine.pod.template_hash)
 
 
 def _answers(world: World, committed: Committed, tolerance: Decimal) -> dict[Tokens, tuple[str, ProbeResult]]:

@@ -72,8 +72,11 @@ class Engine:
 
     @property
     def node_off(self) -> bool:
-        """A person says, by the out-of-service taint, that the pod's node is switched off."""
-        return self.node is not None and self.node.out_of_service
+        """A person says, by the out-of-service taint, that the pod's node is switched off.
+
+        Of a node that is Ready again the taint was left over: engines that tolerate it are started there anew.
+        """
+        return self.node is not None and self.node.out_of_service and self.node.ready_since is None
 
     @property
     def stopped(self) -> bool:

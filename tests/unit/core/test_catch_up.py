@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rollfleet_operator.api.records import ProbeAnswer
 from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
 from rollfleet_operator.core.actions import Decision, GuardCall
 from rollfleet_operator.core.observed import Observed
@@ -227,6 +228,57 @@ def test_an_answer_to_the_probe_that_differs_keeps_it_closed() -> None:
     state, text = details(decision)["qwen-1-0-abc1"]
     assert state == "Broken"
     assert "qwen-0-0-abc0 and qwen-1-0-abc1 differ" in text
+
+
+def record(template: str) -> ProbeAnswer:
+    probe = make_probe(3)
+    return ProbeAnswer(tokens=probe.tokens, logprobs=tuple(map(str, probe.logprobs)), template_hash=template)
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "template", "opens"),
+    [
+        (make_probe(3).logprobs, make_pod().template_hash, True),
+        ((-1.0, -2.0, -0.5, -3.0, -9.0), make_pod().template_hash, False),
+        ((-1.0, -2.0, -0.5, -3.0, -9.0), "another template", True),
+    ],
+)
+def test_where_nobody_serves_the_answer_recorded_with_the_commit_is_the_measure(
+    logprobs: tuple[float, ...], template: str, *, opens: bool
+) -> None:
+    status = RolloutEngineStatus(epoch=EPOCH, committed=make_committed(3, probe=record(template)))
+    alone = make_state(3, open=False, epoch=EPOCH, probe=make_probe(3, EPOCH, logprobs=logprobs))
+    guards = {"pod-0": make_guard(alone)}
+    decision = plan(make_observed(make_fleet(status=status), pods=(make_pod(0),), guards=guards), NOW)
+    assert any(isinstance(each, GuardCall) and isinstance(each.command, Open) for each in decision.actions) is opens
+    if not opens:
+        state, text = details(decision)["qwen-0-0-abc0"]
+        assert state == "Broken"
+        assert "qwen-0-0-abc0 and the commit of version 3 differ by 8.75" in text
+        assert "delete the pod to have it load this one anew" in text
+
+
+def test_who_serves_is_the_measure_before_the_record() -> None:
+    """A cause that all share, a changed image under one tag for instance, keeps nobody out who is like the rest."""
+    changed = make_probe(3, EPOCH, logprobs=(-7.0,) * 5)
+    status = RolloutEngineStatus(epoch=EPOCH, committed=make_committed(3, probe=record(make_pod().template_hash)))
+    serving = make_state(3, epoch=EPOCH, probe=changed, incarnation="inc-0")
+    joiner = make_state(3, open=False, epoch=EPOCH, probe=changed)
+    guards = {"pod-0": make_guard(serving), "pod-1": make_guard(joiner)}
+    decision = plan(make_observed(make_fleet(status=status), pods=(make_pod(0), make_pod(1)), guards=guards), NOW)
+    assert isinstance(told(decision), Open)
+
+
+def test_a_joiner_is_asked_for_the_recorded_probe() -> None:
+    status = RolloutEngineStatus(
+        epoch=EPOCH, committed=make_committed(3, probe=record("").model_copy(update={"tokens": (8, 9)}))
+    )
+    loaded = closed(weights=make_weights(3, WeightsState.LOADED))
+    guards = {"pod-1": make_guard(loaded)}
+    decision = plan(make_observed(make_fleet(status=status), pods=(make_pod(1),), guards=guards), NOW)
+    verify = told(decision)
+    assert isinstance(verify, Verify)
+    assert verify.probe_tokens == (8, 9)
 
 
 def test_a_version_that_is_stored_nowhere_is_waited_for() -> None:

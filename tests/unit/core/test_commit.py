@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngineStatus
+from rollfleet_operator.api.rolloutengine import Outcome, Previous, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Deadlines, HistoryEntry, Phase, WeightVersionStatus
 from rollfleet_operator.core.actions import Decision, GuardCall
 from rollfleet_operator.core.conditions import find
@@ -34,6 +34,9 @@ from tests.support.builders import (
     make_weights,
 )
 from tests.support.simulated_world import World
+
+OTHER_BYTES = make_weights(7).model_copy(update={"digest": "sha256:other"})
+ODD = (-1.0, -2.0, -0.5, -3.0, -9.0)
 
 
 def fleet_of(epoch: int = 0) -> Any:
@@ -186,9 +189,41 @@ def test_a_lost_record_with_nobody_open_stays_closed_and_says_how_to_decide() ->
     assert "raise spec.version" in message
 
 
-def test_open_engines_that_disagree_decide_nothing() -> None:
-    message = unknown(plan(observed(0, make_state(7, epoch=41), make_state(6, epoch=41)), NOW))
-    assert "different versions" in message
+def test_a_record_lost_in_the_middle_of_a_roll_is_found_again_with_both_versions() -> None:
+    """Nobody opens before the commit is recorded, so the higher version is the commit."""
+    decision = plan(observed(0, make_state(6, epoch=41), make_state(7, epoch=41), make_state(6, epoch=41)), NOW)
+    committed = status(decision).committed
+    assert committed is not None
+    assert (committed.version, committed.digest, committed.probe) == (7, "sha256:step-7", None)
+    assert committed.previous == Previous(version=6, digest="sha256:step-6")
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        (make_state(7, epoch=41), make_state(7, epoch=41, weights=OTHER_BYTES)),
+        (make_state(5, epoch=41), make_state(6, epoch=41), make_state(7, epoch=41)),
+    ],
+)
+def test_open_engines_that_disagree_decide_nothing(states: tuple[EngineState, ...]) -> None:
+    assert "different weights (qwen-0-0-abc0 at " in unknown(plan(observed(0, *states), NOW))
+
+
+@pytest.mark.parametrize(("answered", "kept"), [((None, None), True), ((None, ODD, None), True), ((None,), False)])
+def test_the_commit_of_a_new_fleet_keeps_an_answer_that_two_gave(
+    answered: tuple[tuple[float, ...] | None, ...], *, kept: bool
+) -> None:
+    probes = [make_probe(0, 1) if odd is None else make_probe(0, 1, logprobs=odd) for odd in answered]
+    states = [verified(probe=probe, epoch=1, incarnation=f"inc-{n}") for n, probe in enumerate(probes)]
+    committed = status(plan(observed(1, *states), NOW)).committed
+    assert committed is not None
+    if not kept:
+        assert committed.probe is None
+        return
+    assert committed.probe is not None
+    assert committed.probe.tokens == probes[0].tokens
+    assert tuple(map(float, committed.probe.logprobs)) == probes[0].logprobs
+    assert committed.probe.template_hash == make_pod(0).template_hash
 
 
 def test_it_is_still_unknown_after_the_epoch_was_recorded_and_the_engines_restarted() -> None:

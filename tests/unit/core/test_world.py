@@ -102,6 +102,12 @@ def test_a_node_that_a_person_calls_switched_off_holds_no_engine_that_answers(ca
     assert Engine(make_pod(deleting=True), guard, 0, node=node).fence(EPOCH) is expected
 
 
+def test_a_taint_left_over_on_a_node_that_is_ready_again_says_nothing() -> None:
+    """Engines that tolerate every taint start there anew, and may be open."""
+    node = NodeView("node-1", out_of_service=True, ready_since=NOW, heard=NOW)
+    assert Engine(make_pod(), gone(), 0, node=node).fence(EPOCH) is Fence.UNKNOWN
+
+
 @pytest.mark.parametrize("case", FENCES)
 def test_how_certain_it_is_that_an_engine_answers_nobody(case: str) -> None:
     pod, guard, expected = FENCES[case]
