@@ -82,7 +82,7 @@ class Follower:
         self._on_change = on_change
         self._clock = clock
         self._retired: dict[str, None] = {}  # incarnations that are over, oldest first
-        self._commanded_epoch = 0
+        self._commanded_epoch = 0  # of this incarnation: a new one may be led from epoch 1 by a record that began anew
         self._met_at = 0  # the epoch that this incarnation named when it was met
         self._recorded = 0  # the highest that the fleet's record has come to since
         self._pace = Pace(MAX_ANSWERS, ANSWERS_PER_S)
@@ -133,6 +133,7 @@ class Follower:
             return
         if known is not None and restarted:
             self._retire(known.incarnation)
+            self._commanded_epoch = 0
         is_news = known is None or restarted or state.sequence != known.sequence or not self.view.reachable
         if restarted or (known is not None and state.epoch > known.epoch):
             self._start_over()
@@ -177,7 +178,7 @@ class Follower:
 
     async def give(self, command: Command) -> str:
         """Send a command and take in what comes of it; the outcome in one word."""
-        if command.epoch > self._commanded_epoch:
+        if command.epoch > self._commanded_epoch and command.incarnation not in self._retired:
             self._commanded_epoch = command.epoch
             self._start_over()
         try:

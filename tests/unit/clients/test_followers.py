@@ -197,6 +197,16 @@ async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: 
     assert (watched.view.setbacks, watched.view.last_setback) == (0, None)
 
 
+async def test_refusals_of_a_new_process_are_kept_under_epochs_that_began_anew(watched: Watched) -> None:
+    """The fleet's record was lost, and with the restart every guard's memory of its epoch."""
+    await watched.hear(make_state(1, epoch=6))
+    await watched.command(arm(epoch=6), make_state(2, epoch=6))
+    await watched.hear(make_state(1, "i-2"))
+    await watched.command(arm(epoch=6), StaleAttempt("incarnation i-1 is over"))
+    await watched.command(arm(incarnation="i-2"), Refused("Close before Arm", RefusalReason.ORDER_VIOLATION))
+    assert watched.view.refusals == (("Arm", "Close before Arm"),)
+
+
 async def test_operations_that_fail_are_counted_once_each(watched: Watched) -> None:
     def failing(sequence: int, seconds: float, status: OperationStatus = OperationStatus.FAILED) -> EngineState:
         operation = Operation(name=OperationName.PREPARE, epoch=1, version=3, status=status, seconds=seconds)
