@@ -37,9 +37,12 @@ class _Timer:
 class KeyedQueue:
     """All methods belong to one event loop."""
 
-    def __init__(self, max_keys: int = MAX_KEYS, max_at_once: int = MAX_AT_ONCE) -> None:
+    def __init__(
+        self, max_keys: int = MAX_KEYS, max_at_once: int = MAX_AT_ONCE, max_passes: float = MAX_PASSES
+    ) -> None:
         self._max_keys = max_keys
         self._max_at_once = max_at_once
+        self._max_passes = max_passes
         self._ready: OrderedDict[str, deque[str]] = OrderedDict()  # by namespace; whose turn is next comes first
         self._waiting: set[str] = set()  # what is in _ready
         self._working: dict[str, float] = {}  # key -> loop time of its start
@@ -85,7 +88,13 @@ class KeyedQueue:
         self._admit(key)
 
     def wake(self, key: str, delay_s: float | None) -> None:
-        """Look at the key again after so many seconds, if nothing happens before; None: never. The last word counts."""
+        """Look at the key again after so many seconds, if nothing happens before; None: never. The last word counts.
+
+        News that wait for their hold to end have happened already: they come no later, and the pass that they bring has
+        a word of its own.
+        """
+        if key in self._held:
+            return
         timer = self._timers.pop(key, None)
         if timer is not None:
             timer.handle.cancel()
@@ -110,7 +119,7 @@ class KeyedQueue:
         self._failures.pop(key, None)
         self._conflicts.pop(key, None)
         now = asyncio.get_running_loop().time()
-        self._holds[key] = now + self._paces.setdefault(key, Pace(MAX_PASSES, PASSES_PER_S)).take(now)
+        self._holds[key] = now + self._paces.setdefault(key, Pace(self._max_passes, PASSES_PER_S)).take(now)
         self._finish(key)
 
     def failed(self, key: str, after_s: float | None = None) -> float:

@@ -2,8 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 
+import looptime
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollfleet_operator.runtime.queue import (
     BACKOFF_MAX_S,
@@ -120,6 +124,52 @@ async def test_passes_that_succeed_cannot_spin_on_news() -> None:
         queue.put("a")
         assert await taken(queue, 0.001) == "a"
         queue.done("a")
+
+
+@pytest.mark.parametrize("delay_s", [None, 0.0, 300.0])
+async def test_news_that_wait_for_the_hold_to_end_outlive_the_word_of_the_pass_before(delay_s: float | None) -> None:
+    queue = KeyedQueue()
+    for _ in range(int(MAX_PASSES) + 1):
+        queue.put("a")
+        assert await taken(queue, 1) == "a"
+        queue.put("a")  # what the pass itself wrote comes back as news
+        queue.done("a")
+        queue.wake("a", delay_s)
+    assert await taken(queue, 2 / PASSES_PER_S) == "a"
+
+
+Steps = list[tuple[str, bool, float | None]]
+steps = st.tuples(
+    st.sampled_from(["done", "failed", "conflicted"]),
+    st.booleans(),  # whether news come in the middle of the pass
+    st.sampled_from([None, 0.0, 0.05, 300.0]),  # when the pass wants to be called again
+)
+
+
+@given(st.lists(steps, min_size=1, max_size=20), st.lists(st.sampled_from([0.0, 0.01, 0.5, 5.0]), min_size=20))
+@settings(max_examples=200, deadline=None, database=None, derandomize=True)
+def test_no_news_are_lost(passes: Steps, waits: list[float]) -> None:
+    """Whatever passes do and say, news bring a pass that begins after them, within the longest hold."""
+
+    async def live() -> None:
+        queue = KeyedQueue(max_passes=2)
+        for (end, is_news, delay_s), wait_s in zip(passes, waits, strict=False):
+            queue.put("a")
+            assert await taken(queue, 1.5 * HOLD_S) == "a"
+            if is_news:
+                queue.put("a")
+            getattr(queue, end)("a")
+            if end == "done":
+                queue.wake("a", delay_s)
+            if is_news:
+                assert await taken(queue, 1.5 * HOLD_S) == "a"
+                queue.done("a")
+                queue.wake("a", None)
+            await asyncio.sleep(wait_s)
+        queue.close()
+
+    with closing(looptime.new_event_loop()) as loop:
+        loop.run_until_complete(live())
 
 
 async def test_success_ends_the_back_off() -> None:
