@@ -20,6 +20,7 @@ class Statuses:
         self._api = api
         self._nodes = nodes
         self._ledger = ledger
+        self.is_called_halted: Callable[[str], bool] = lambda _: False
         api.on_fleet_status = self._fleet_written
         api.on_weight_status = self._weights_written
 
@@ -126,7 +127,8 @@ class Statuses:
     def _is_leaving(self, process: ModelEngine) -> bool:
         host = next((host for host in self._nodes.hosts.values() if host.process is process), None)
         view = None if host is None else self._api.pods.get(host.uid)
-        return view is None or view.deleting or not view.started
+        # By the kubelet's word no guard was ever opened in it: of the container before, where the watch is deaf.
+        return view is None or view.deleting or not view.started or self.is_called_halted(view.uid)
 
     # WeightVersions -------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ class World:
         self.chaos.on_asked = self._asked
         for operator in self.operators:
             operator.judge = self.auditor.decided
+        self.auditor.statuses.is_called_halted = self._is_called_halted
         self.asked_at = 0.0
         self.able_since = 0.0
         self.calm = True
@@ -323,10 +324,16 @@ class World:
         # One that obeys another operator does not say what it serves: it may be another version than all others do.
         unclear = self._disowned() or (self.auditor.book.lost and not answering)
         decided = "CommitUnknown" not in told or not unclear
-        return not decided and len(self.api.pods) == self.api.fleet.spec.replicas
+        up = all(host.process is not None for host in self.nodes.hosts.values())
+        return up and not decided and len(self.api.pods) == self.api.fleet.spec.replicas
 
     def _disowned(self) -> bool:
         return any(host.obeys != self.operators[0].account_uid for host in self.nodes.hosts.values())
+
+    def _is_called_halted(self, uid: str) -> bool:
+        """By what an operator has heard of the pod."""
+        views = (operator.watch.pods.get(uid) for operator in self.operators)
+        return any(view is not None and view.halted for view in views)
 
     def _is_held(self) -> bool:
         """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
