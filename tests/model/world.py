@@ -324,11 +324,19 @@ class World:
         # One that obeys another operator does not say what it serves: it may be another version than all others do.
         unclear = self._disowned() or (self.auditor.book.lost and not answering)
         decided = "CommitUnknown" not in told or not unclear
-        up = all(host.process is not None for host in self.nodes.hosts.values())
+        up = all(host.process is not None for host in self._present())
         return up and not decided and len(self.api.pods) == self.api.fleet.spec.replicas
 
+    def _present(self) -> list[Host]:
+        """Engines that run, or will."""
+        return [
+            host
+            for host in self.nodes.hosts.values()
+            if host.process is not None or not (host.leaving or host.gone or host.ended)
+        ]
+
     def _disowned(self) -> bool:
-        return any(host.obeys != self.operators[0].account_uid for host in self.nodes.hosts.values())
+        return any(host.obeys != self.operators[0].account_uid for host in self._present())
 
     def _is_called_halted(self, uid: str) -> bool:
         """By what an operator has heard of the pod."""
@@ -337,7 +345,7 @@ class World:
 
     def _is_held(self) -> bool:
         """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
-        last, hosts = self.api.fleet.status.last_finished, list(self.nodes.hosts.values())
+        last, hosts = self.api.fleet.status.last_finished, self._present()
         if last is None or last.aftermath is not Aftermath.HELD:
             return False
         up = all(host.process is not None for host in hosts)
