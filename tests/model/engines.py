@@ -66,6 +66,7 @@ class ModelEngine(EngineProcess):
         self._shelf = shelf
         self._damage = damage
         self._waiting: tuple[OperationRecord, float] | None = None  # a Close that lets requests end by themselves
+        self._not_reset: Failure | None = None  # why a Verify that runs did not reset the caches
 
     @property
     def open(self) -> bool:
@@ -167,7 +168,8 @@ class ModelEngine(EngineProcess):
             else:
                 self._pause(operation, now)
             return
-        if operation.name is OperationName.VERIFY and not self._cannot_reset():
+        self._not_reset = self._damage.fails.get(OperationName.VERIFY) if self._cannot_reset() else None
+        if operation.name is OperationName.VERIFY and self._not_reset is None:
             crowd.reset_caches()
             crowd.turnstile.taint_kept()
             if self.state.paused:
@@ -207,6 +209,8 @@ class ModelEngine(EngineProcess):
             if isinstance(read, str) and read != command.digest:
                 text = f"{source.path!r} is not what was staged"
                 self._damage.fails[OperationName.TRANSFER] = fault(FailureReason.CHECKPOINT_CHANGED, text)
+        if operation.name is OperationName.VERIFY and self._not_reset is not None:
+            self._damage.fails[OperationName.VERIFY] = self._not_reset  # whatever was healed since it began
         if operation.name in self._damage.fails:
             self._cut_tainted(operation)
         super()._finish(operation, now)

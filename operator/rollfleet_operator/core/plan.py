@@ -33,6 +33,7 @@ from rollfleet_operator.core.plan_engine import PodAction, Template, plan_gone, 
 from rollfleet_operator.core.plan_weights import plan_weights
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.references import confirmed
 from rollfleet_operator.core.restarts import is_spared
 from rollfleet_operator.core.status import Findings, fleet_status
 from rollfleet_operator.core.vanished import only_to_members, remember, with_vanished
@@ -58,7 +59,8 @@ def plan(observed: Observed, now: datetime) -> Decision:
         work.calls.clear()
         work.wake(now)
     made_from = template_hash(observed.fleet, observed.settings)
-    update = replace(update, record=remember(world, update.record, made_from, work))
+    record = remember(world, update.record, made_from, work)
+    update = replace(update, record=replace(record, committed=confirmed(world, record.committed, work)))
     only_to_members(update.record, work)
     verdict = judge_fleet(fleet, observed.settings)
     template = Template(made_from, partial(build_pod, observed.fleet, observed.settings))

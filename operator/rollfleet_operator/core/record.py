@@ -10,7 +10,8 @@ from rollfleet_operator.api.rolloutengine import Committed, LastFinished, Rollou
 class Record:
     """The fleet's memory. A pass that changes it gives no commands: the write is the fence.
 
-    Members and the proven template are no part of that: the pass that writes them goes on, since the write comes first.
+    Members, the proven template and a probe kept later are no part of that: their pass goes on, since the
+    write comes first.
     """
 
     epoch: int

@@ -13,6 +13,7 @@ from rollfleet_operator.api.records import ProbeAnswer
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree, compare
+from rollfleet_operator.core.work import Work
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.state import EngineState, Gate, ProbeResult, WeightsState
 
@@ -79,6 +80,27 @@ def to_record(answers: Iterable[tuple[Engine, ProbeResult | None]], odd: Collect
     engine, probe = alike[0]
     logprobs = tuple(f"{value:.9g}" for value in probe.logprobs)
     return ProbeAnswer(tokens=probe.tokens, logprobs=logprobs, template_hash=engine.pod.template_hash)
+
+
+def confirmed(world: World, committed: Committed | None, work: Work) -> Committed | None:
+    """The commit with an answer to the probe that it could not keep, since one engine alone gave it, once two serve."""
+    if committed is None or committed.probe is not None:
+        return committed
+    serving = [
+        (engine, state.probe)
+        for engine in world.serving(committed)
+        if (state := engine.state) is not None and state.probe is not None and state.probe.version == committed.version
+    ]
+    if len(serving) < CONFIRMED:
+        return committed
+    odd = agree(
+        [(engine.name, probe) for engine, probe in serving], Decimal(str(world.settings.probe_tolerance)), MAX_EXCLUDED
+    )
+    probe = None if isinstance(odd, Disagreement) else to_record(serving, odd)
+    if probe is None:
+        return committed
+    work.note(f"the answer to the probe of version {committed.version} is kept: {len(serving)} engines serve by it")
+    return committed.model_copy(update={"probe": probe})
 
 
 def _answers(world: World, committed: Committed, tolerance: Decimal) -> dict[Tokens, tuple[str, ProbeResult]]:

@@ -23,6 +23,7 @@ from rollfleet_protocol.state import (
 )
 from tests.support.builders import (
     NOW,
+    make_committed,
     make_fleet,
     make_guard,
     make_observed,
@@ -224,6 +225,22 @@ def test_the_commit_of_a_new_fleet_keeps_an_answer_that_two_gave(
     assert committed.probe.tokens == probes[0].tokens
     assert tuple(map(float, committed.probe.logprobs)) == probes[0].logprobs
     assert committed.probe.template_hash == make_pod(0).template_hash
+
+
+@pytest.mark.parametrize(("logprobs", "kept"), [(None, True), (ODD, False)])
+def test_an_answer_that_one_engine_gave_is_kept_once_another_that_serves_gave_it_too(
+    logprobs: tuple[float, ...] | None, *, kept: bool
+) -> None:
+    """A fleet that came up one by one, or the first batch of a roll."""
+    other = make_probe(7) if logprobs is None else make_probe(7, logprobs=logprobs)
+    states = (make_state(7, epoch=4, incarnation="inc-0"), make_state(7, epoch=4, incarnation="inc-1", probe=other))
+    fleet = make_fleet(status=RolloutEngineStatus(epoch=4, committed=make_committed(7)))
+    pods = (make_pod(0), make_pod(1))
+    guards = {pod.uid: make_guard(state) for pod, state in zip(pods, states, strict=True)}
+    committed = status(plan(make_observed(fleet, pods=pods, guards=guards), NOW)).committed
+    assert committed is not None
+    assert (committed.probe is not None) is kept
+    assert committed.model_copy(update={"probe": None}) == fleet.status.committed
 
 
 def test_it_is_still_unknown_after_the_epoch_was_recorded_and_the_engines_restarted() -> None:
