@@ -50,7 +50,7 @@ class PodWatch:
 
     def _forget(self, uid: str) -> None:
         known = self.pods.pop(uid, None)
-        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.halted)
+        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.over)
 
     def ended(self, uid: str) -> bool:
         """Whether the pod is gone and its containers had ended by the kubelet's word."""

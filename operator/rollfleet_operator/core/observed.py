@@ -61,6 +61,14 @@ class PodView:
         return self.ended or waiting or self.phase == "Pending" or not self.started
 
     @property
+    def over(self) -> bool:
+        """By the kubelet's word, containers that ran in it have ended.
+
+        That one had not started yet says nothing of a pod that is gone: what was heard of it last may be old.
+        """
+        return self.halted and (self.ended or self.container is ContainerState.TERMINATED or self.exit_code is not None)
+
+    @property
     def ended(self) -> bool:
         """The pod is over by the kubelet's word: evicted, or its node was shut down.
 

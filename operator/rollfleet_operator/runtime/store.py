@@ -108,7 +108,7 @@ class PodStore:
     def remove(self, uid: str) -> str | None:
         """The pod is gone. The fleet's key where it was known."""
         known = self._pods.pop(uid, None)
-        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.view.halted)
+        self._gone[uid] = self._gone.get(uid, False) or (known is not None and known.view.over)
         if len(self._gone) > MAX_TOMBSTONES:
             self._gone.popitem(last=False)
         if known is None:

@@ -43,7 +43,12 @@ def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
 
 RUNS = {"state": {"running": {}}, "started": True}
 ENDED = {"state": {"terminated": {"exitCode": 0}}}
-BACKS_OFF = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": False}
+BACKS_OFF = {
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 1}},
+    "started": False,
+}
+STARTS = {"state": {"running": {}}, "started": False}
 
 
 @pytest.mark.parametrize(
@@ -53,13 +58,15 @@ BACKS_OFF = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "started": Fa
         ({"container": RUNS, "phase": "Failed"}, False),
         ({"container": ENDED}, True),
         ({"container": BACKS_OFF}, True),
-        ({"phase": "Pending", "containerStatuses": []}, True),
+        ({"phase": "Pending", "containerStatuses": []}, False),
+        ({"container": STARTS}, False),
     ],
-    ids=["runs", "runs, called failed by the control plane", "ended", "backs off", "never began"],
+    ids=["runs", "runs, called failed by the control plane", "ended", "backs off", "never began", "had not started"],
 )
 def test_of_a_pod_that_is_gone_it_is_known_whether_its_containers_had_ended(
     status: dict[str, Any], ended: bool
 ) -> None:
+    """That it had not begun is no word that it ended: what was heard last may be older than what others saw of it."""
     store = PodStore()
     store.upsert(make_pod(revision=1, **status))
     assert store.terminated(["p-1"]) == frozenset()
