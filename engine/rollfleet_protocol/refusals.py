@@ -12,7 +12,8 @@ class RefusalReason(StrEnum):
     FORBIDDEN = "Forbidden"  # 403
     NOT_FOUND = "NotFound"  # 404
     INVALID_REQUEST = "InvalidRequest"  # 400
-    TOO_LARGE = "TooLarge"  # 413
+    TOO_SLOW = "TooSlow"  # 408
+    TOO_LARGE = "TooLarge"  # 413; 431 where it is the head
     BUSY = "Busy"  # 429: the same is asked for by another call that runs
     PROBE_FAILED = "ProbeFailed"  # 502: the engine's own text
     WRONG_INCARNATION = "WrongIncarnation"  # 409: the process was restarted since

@@ -1,121 +1,26 @@
 """Both ports of one process, for real: uvicorn, TLS, tokens, a certificate that changes, and the end."""
 
 import asyncio
-import contextlib
 import signal
 import socket
-import ssl
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 
 from rollfleet_engine.guard import lifecycle
-from rollfleet_engine.guard.identity import ApiServerKeys, KeyRing, ServiceAccountVerifier
 from rollfleet_engine.guard.lifecycle import Certificate
-from rollfleet_engine.guard.middleware import GuardedApp
 from rollfleet_protocol.commands import STATE_PATH
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.state import EngineState
 from tests.support.certificates import write_certificate
-from tests.support.guards import FLEET, TOKENS, eventually, make_config
-from tests.support.memory_engine import MemoryApp, MemoryEngine, MemoryStager
-from tests.support.ports import free_port
-from tests.support.tokens import ISSUER, ApiServer, rsa_key, sign
-
-KEY = rsa_key()
+from tests.support.guard_process import Process, process_config
+from tests.support.guards import FLEET, TOKENS, eventually
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> EngineConfig:
-    write_certificate(tmp_path / "tls", FLEET.control_server_name)
-    return make_config(
-        tls_dir=str(tmp_path / "tls"),
-        run_dir=str(tmp_path / "run"),
-        bind_address="127.0.0.1",
-        serving_port=free_port(),
-        control_port=free_port(),
-    )
-
-
-class Lifespan(MemoryApp):
-    """An engine's application with a lifespan, as FastAPI's."""
-
-    def __init__(self, engine: MemoryEngine) -> None:
-        super().__init__(engine)
-        self.ended = False
-
-    async def __call__(self, scope, receive, send) -> None:  # type: ignore[no-untyped-def]
-        if scope["type"] != "lifespan":
-            await super().__call__(scope, receive, send)
-            return
-        while not self.ended:
-            message = await receive()
-            await send({"type": f"{message['type']}.complete"})
-            self.ended = message["type"] == "lifespan.shutdown"
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class Process:
-    """What runs in one engine process."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
-        self.exited = False
-        self.engine = MemoryEngine()
-        self.inner = Lifespan(self.engine)
-        tokens = config.tokens.model_copy(update={"issuer": ISSUER, "ca_file": "", "token_file": ""})
-        self.keys = ApiServer(first=KEY)
-        source = ApiServerKeys(tokens, self.keys.transport())
-        source._read_files = lambda: ("pod-token", ssl.create_default_context())  # type: ignore[method-assign]
-        self.app = GuardedApp(
-            self.inner,
-            config=config,
-            adapter_of=lambda _: self.engine,
-            stager=MemoryStager(),
-            verifier=ServiceAccountVerifier(FLEET, tokens, KeyRing(source)),
-        )
-        settings = uvicorn.Config(
-            self.app, host="127.0.0.1", port=config.serving_port, log_config=None, timeout_graceful_shutdown=1
-        )
-        self.server = _Server(settings)
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator["Process"]:
-        serving = asyncio.create_task(self._serve())
-        await eventually(lambda: self.server.started or serving.done())
-        yield self
-        self.server.should_exit = True
-        await serving
-
-    async def _serve(self) -> None:
-        try:
-            await self.server.serve()
-        except SystemExit:  # how uvicorn tells that the application did not start
-            self.exited = True
-
-    def control(self) -> httpx.AsyncClient:
-        """As the operator calls: by address, demanding the fleet's name and CA."""
-        context = ssl.create_default_context(cafile=str(Path(self.config.tls_dir) / "tls.crt"))
-        return httpx.AsyncClient(
-            base_url=f"https://127.0.0.1:{self.config.control_port}",
-            verify=context,
-            headers={"Authorization": f"Bearer {sign(KEY)}"},
-            trust_env=False,
-        )
-
-    async def state(self) -> EngineState:
-        async with self.control() as client:
-            answer = await client.get(STATE_PATH, extensions={"sni_hostname": FLEET.control_server_name})
-            assert answer.status_code == 200, answer.text
-            return EngineState.model_validate_json(answer.content)
+    return process_config(tmp_path)
 
 
 async def test_both_ports_from_the_first_to_the_last(config: EngineConfig) -> None:

@@ -17,6 +17,7 @@ STATUS_OF = {
     RefusalReason.UNAUTHENTICATED: 401,
     RefusalReason.FORBIDDEN: 403,
     RefusalReason.NOT_FOUND: 404,
+    RefusalReason.TOO_SLOW: 408,
     RefusalReason.WRONG_INCARNATION: 409,
     RefusalReason.STALE_EPOCH: 409,
     RefusalReason.ORDER_VIOLATION: 409,
@@ -34,12 +35,13 @@ RETRY_AFTER_S = 1
 class Answer:
     """A complete HTTP answer."""
 
-    __slots__ = ("_start", "body", "status")
+    __slots__ = ("_start", "body", "reason", "status")
 
     def __init__(
         self, status: int, body: bytes, *headers: tuple[bytes, bytes], media: bytes = b"application/json"
     ) -> None:
         self.status = status
+        self.reason = ""  # in one word, for who counts
         fixed = [(b"content-type", media), (b"content-length", str(len(body)).encode())]
         self._start = {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
         self.body = body
@@ -56,7 +58,9 @@ def refusal(
     """A refusal in the form of an OpenAI error."""
     code = STATUS_OF[reason]
     body = Refusal(error=RefusalDetail(message=message, code=code, reason=reason, closed_reason=closed_reason))
-    return Answer(code, body.model_dump_json(by_alias=True, exclude_none=True).encode(), *headers)
+    answer = Answer(code, body.model_dump_json(by_alias=True, exclude_none=True).encode(), *headers)
+    answer.reason = reason.value if closed_reason is None else closed_reason.value
+    return answer
 
 
 _CLOSED_MESSAGES = {

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
@@ -14,6 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rollfleet_engine.guard.answers import Answer, Receive, Scope, Send, refusal
+from rollfleet_engine.guard.audit import NATIVE, STATE, UNKNOWN, Audit, Call
+from rollfleet_engine.guard.bodies import BodyError, GoneError, read_body
 from rollfleet_engine.guard.doors import welcome
 from rollfleet_engine.guard.identity import Caller, IdentityError, Verifier
 from rollfleet_engine.guard.log import GuardLog
@@ -42,7 +43,7 @@ BODY_TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 55.0
 REQUEST_TIMEOUT_S = 75.0  # the longest poll, the longest wait for a Cancel, and some
 LONGEST_MESSAGE = 1000  # characters of a validation error
-DENIALS_EVERY_S = 1.0
+GONE = "Gone"  # the caller went away before it had said all
 
 COMMANDS: dict[str, type[Command]] = {
     "prepare": Prepare,
@@ -58,11 +59,11 @@ _DONE_AT_ONCE = (Arm, Open, Cancel)
 
 @dataclass(frozen=True)
 class Told:
-    """What is answered, and what the log says of it."""
+    """What is answered, and what the audit says of it."""
 
     response: Response
     outcome: str
-    epoch: int | None = None
+    command: Command | None = None
 
 
 class ControlApp:
@@ -73,10 +74,10 @@ class ControlApp:
         self._verifier = verifier
         self._operator = Caller(operator.subject, operator.uid)
         self._log = log
-        self._denials = _Denials(log)
+        self._audit = Audit(log, service.tallies)
         self._api = Starlette(
             routes=[
-                Route(STATE_PATH, self._state, methods=["GET"]),
+                Route(STATE_PATH, self._endpoint(STATE, self._state), methods=["GET"]),
                 Route(PROBE_PATH, self._endpoint("probe", self._probe), methods=["POST"]),
                 *(
                     Route(f"{PREFIX}/{name}", self._endpoint(name, self._obeying(model)), methods=["POST"])
@@ -99,117 +100,113 @@ class ControlApp:
                 else:
                     await denied(send)
         except TimeoutError:
-            self._log.write("control.timeout", path=scope["path"], seconds=REQUEST_TIMEOUT_S)
+            self._log.write("control.timeout", path=scope["path"][:200], seconds=REQUEST_TIMEOUT_S)
+
+    def close(self) -> None:
+        """The process ends: what the audit holds back is written."""
+        self._audit.close()
 
     async def _deny(self, scope: Scope) -> Answer | None:
         try:
             caller = await self._verifier.verify(_bearer(scope))
         except IdentityError as error:
-            self._denials.tell(scope, 401, str(error))
-            challenge = (b"www-authenticate", b"Bearer")
-            return refusal(RefusalReason.UNAUTHENTICATED, str(error), challenge)
+            return self._denied(scope, RefusalReason.UNAUTHENTICATED, str(error), (b"www-authenticate", b"Bearer"))
         if caller != self._operator:
             message = f"{caller.subject} (uid {caller.uid}) does not control this engine"
-            self._denials.tell(scope, 403, message)
-            return refusal(RefusalReason.FORBIDDEN, message)
+            return self._denied(scope, RefusalReason.FORBIDDEN, message)
         welcome(scope)
         return None
+
+    def _denied(self, scope: Scope, reason: RefusalReason, message: str, *headers: tuple[bytes, bytes]) -> Answer:
+        answer = refusal(reason, message, *headers)
+        self._audit.denied(scope, Call(_command_of(scope["path"]), reason, answer.status), message)
+        return answer
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         """Also for a route of ours asked by another method."""
         path = request.url.path
         if is_control(path):
             message = f"{path} of the engine is closed to everybody: {cure_of(path)}"
-            return _response(refusal(RefusalReason.ORDER_VIOLATION, message))
-        return _response(refusal(RefusalReason.NOT_FOUND, f"no such route: {request.method} {path[:200]}"))
+            told = _refused(RefusalReason.ORDER_VIOLATION, message)
+        else:
+            told = _refused(RefusalReason.NOT_FOUND, f"no such route: {request.method} {path[:200]}")
+        self._tell(request, _command_of(path), told, 0.0)
+        return told.response
 
-    async def _state(self, request: Request) -> Response:
+    async def _state(self, request: Request) -> Told:
         if request.query_params.get("look") == "true":
-            return _state_response(200, self._service.state())
+            return _state_told(200, self._service.state(), "Answered")
         try:
             after = _integer(request.query_params.get("after"))
             wait_s = float(request.query_params.get("waitSeconds", "0"))
         except ValueError as error:
-            return _response(refusal(RefusalReason.INVALID_REQUEST, f"after, waitSeconds: {error}"))
+            return _refused(RefusalReason.INVALID_REQUEST, f"after, waitSeconds: {error}")
         if not 0 <= wait_s <= LONGEST_WAIT_S:
             message = f"waitSeconds: {wait_s:g} is not between 0 and {LONGEST_WAIT_S:g}"
-            return _response(refusal(RefusalReason.INVALID_REQUEST, message))
+            return _refused(RefusalReason.INVALID_REQUEST, message)
         following = asyncio.create_task(self._service.follow(after, wait_s))
         gone = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait({following, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return _state_response(200, following.result() if following.done() else self._service.state())
+            state = following.result() if following.done() else self._service.state()
+            return _state_told(200, state, "Answered")
         finally:  # a follower that went away must not take the place of one that came
             following.cancel()
             gone.cancel()
 
-    def _obeying(self, model: type[Command]) -> Callable[[bytes], Awaitable[Told]]:
-        async def obey(body: bytes) -> Told:
-            command = model.model_validate_json(body)
+    def _obeying(self, model: type[Command]) -> Callable[[Request], Awaitable[Told]]:
+        async def obey(request: Request) -> Told:
+            command = model.model_validate_json(await read_body(request.receive, LARGEST_BODY, BODY_TIMEOUT_S))
             try:
                 state = await self._service.command(command)
             except RejectedError as error:
-                return Told(_rejected(error), error.rejection.reason, command.epoch)
+                return _refused(error.rejection.reason, error.rejection.message, command)
             status = 200 if isinstance(command, _DONE_AT_ONCE) else 202
-            return Told(_state_response(status, state), "Accepted", command.epoch)
+            return _state_told(status, state, "Accepted", command)
 
         return obey
 
-    async def _probe(self, body: bytes) -> Told:
+    async def _probe(self, request: Request) -> Told:
+        body = await read_body(request.receive, LARGEST_BODY, BODY_TIMEOUT_S)
         try:
             report = await self._service.probe(Probe.model_validate_json(body))
         except RejectedError as error:
-            return Told(_rejected(error), error.rejection.reason)
+            return _refused(error.rejection.reason, error.rejection.message)
         return Told(Response(report.model_dump_json(by_alias=True), 200, media_type="application/json"), "Answered")
 
-    def _endpoint(self, name: str, act: Callable[[bytes], Awaitable[Told]]) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(
+        self, name: str, act: Callable[[Request], Awaitable[Told]]
+    ) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             began = time.perf_counter()
             try:
-                told = await act(await _body(request))
+                told = await act(request)
             except ValidationError as error:
-                reason = RefusalReason.INVALID_REQUEST
-                told = Told(_response(refusal(reason, _explain(error))), reason)
-            except _BodyError as error:
-                told = Told(_response(refusal(error.reason, str(error))), error.reason)
-            self._log.write(
-                "control",
-                caller=self._operator.subject,
-                command=name,
-                epoch=told.epoch,
-                outcome=told.outcome,
-                status=told.response.status_code,
-                seconds=round(time.perf_counter() - began, 6),
-            )
+                told = _refused(RefusalReason.INVALID_REQUEST, _explain(error))
+            except BodyError as error:
+                told = Told(_response(error.answer), error.reason)
+            except GoneError:
+                told = Told(Response(status_code=400), GONE)
+            self._tell(request, name, told, time.perf_counter() - began)
             return told.response
 
         return endpoint
+
+    def _tell(self, request: Request, name: str, told: Told, seconds: float) -> None:
+        command = told.command
+        call = Call(
+            name,
+            told.outcome,
+            None if told.outcome == GONE else told.response.status_code,
+            None if command is None else command.epoch,
+            None if command is None else command.incarnation,
+        )
+        self._audit.called(request.scope, self._operator, call, seconds)
 
 
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-class _BodyError(Exception):
-    def __init__(self, reason: RefusalReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-async def _body(request: Request) -> bytes:
-    """The body, bounded in size and time."""
-    body = bytearray()
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > LARGEST_BODY:
-                    raise _BodyError(RefusalReason.TOO_LARGE, f"the body is over {LARGEST_BODY} bytes")
-    except TimeoutError:
-        message = f"the body did not arrive within {BODY_TIMEOUT_S:g} s"
-        raise _BodyError(RefusalReason.INVALID_REQUEST, message) from None
-    return bytes(body)
 
 
 def _bearer(scope: Scope) -> str:
@@ -235,40 +232,23 @@ def _explain(error: ValidationError) -> str:
     return str("; ".join(found))[:LONGEST_MESSAGE]
 
 
-def _state_response(status: int, state: EngineState) -> Response:
-    return Response(state.model_dump_json(by_alias=True), status, media_type="application/json")
+def _command_of(path: str) -> str:
+    """One word of a fixed set for any path."""
+    if path == STATE_PATH:
+        return STATE
+    name = path.removeprefix(f"{PREFIX}/")
+    if path == PROBE_PATH or (name != path and name in COMMANDS):
+        return name
+    return NATIVE if is_control(path) else UNKNOWN
 
 
-def _rejected(error: RejectedError) -> Response:
-    return _response(refusal(error.rejection.reason, error.rejection.message))
+def _state_told(status: int, state: EngineState, outcome: str, command: Command | None = None) -> Told:
+    return Told(Response(state.model_dump_json(by_alias=True), status, media_type="application/json"), outcome, command)
+
+
+def _refused(reason: RefusalReason, message: str, command: Command | None = None) -> Told:
+    return Told(_response(refusal(reason, message)), reason, command)
 
 
 def _response(answer: Answer) -> Response:
     return Response(answer.body, answer.status, media_type="application/json")
-
-
-class _Denials:
-    """Who was turned away, at most a line a second with a count: a stranger must not fill the log."""
-
-    def __init__(self, log: GuardLog) -> None:
-        self._log = log
-        self._next = float("-inf")
-        self._more = 0
-
-    def tell(self, scope: Scope, status: int, message: str) -> None:
-        now = time.monotonic()
-        if now < self._next:
-            self._more += 1
-            return
-        self._next = now + DENIALS_EVERY_S
-        details: dict[str, Any] = {"unreported": self._more} if self._more else {}
-        self._more = 0
-        peer = scope.get("client")
-        self._log.write(
-            "control.denied",
-            peer=peer[0] if peer else "",
-            path=scope["path"][:200],
-            status=status,
-            message=message,
-            **details,
-        )

@@ -14,6 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from rollfleet_engine.guard.connections import Patient
+
 MOST_CONNECTIONS = 128
 HANDSHAKE_S = 10.0  # as long as the operator itself waits for an answer; on a busy node a handshake takes seconds
 HEAD_S = 10.0  # from the connection, or from the first byte of a further request, to the end of its head
@@ -122,38 +124,24 @@ class Visit:
             self._doors.left(self)
 
 
-class Http(H11Protocol):
-    """uvicorn's protocol, which by itself waits for the first request, and for the end of a head, for ever."""
+class Http(Patient, H11Protocol):
+    """HTTP of a visit: bounded as on the serving port, but who is too slow goes without a word."""
 
     def __init__(self, visit: Visit, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._visit = visit
-        self._head: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_head()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
-            self._await_head()
-        else:
-            self._stop_waiting()
+    @property
+    def head_s(self) -> float:  # type: ignore[override]
+        """As the module says."""
+        return HEAD_S
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._visit.lost()
-        self._stop_waiting()
         super().connection_lost(exc)
 
-    def _await_head(self) -> None:
-        if self._head is None:
-            self._head = self.loop.call_later(HEAD_S, self._visit.leave)
-
-    def _stop_waiting(self) -> None:
-        if self._head is not None:
-            self._head.cancel()
-            self._head = None
+    def too_late(self) -> None:
+        self._visit.leave()
 
 
 def welcome(scope: MutableMapping[str, Any]) -> None:

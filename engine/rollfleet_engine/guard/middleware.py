@@ -3,25 +3,31 @@
 import asyncio
 import importlib
 import os
+import time
 from collections.abc import Callable
 
 from rollfleet_engine.guard.answers import AsgiApp, Message, Receive, Scope, Send
 from rollfleet_engine.guard.checkpoints import CheckpointStager, Stager
+from rollfleet_engine.guard.connections import bound_server, quieten
 from rollfleet_engine.guard.control import ControlApp
 from rollfleet_engine.guard.identity import ServiceAccountVerifier, Verifier
 from rollfleet_engine.guard.lifecycle import ControlServer
 from rollfleet_engine.guard.local import DrainSocket
 from rollfleet_engine.guard.log import GuardLog
+from rollfleet_engine.guard.metrics import GuardCollector, MetricsPage
 from rollfleet_engine.guard.ports import EngineAdapter
 from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.guard.serving import Serving
+from rollfleet_engine.guard.tallies import Tallies
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.guard.waiting import WaitingRoom
 from rollfleet_protocol.engine_config import EngineConfig, config_of
+from rollfleet_protocol.refusals import RefusalReason
 
 AdapterOf = Callable[[Scope], EngineAdapter]
 ControlFront = Callable[[AsgiApp], AsgiApp]
 
+HEAD_S = 30.0  # for the head of a request on the serving port; clients may open connections ahead of their need
 # By name: this package may not import what is built on it.
 VLLM_ADAPTER_MODULE = "rollfleet_engine.vllm.adapter"
 
@@ -54,7 +60,7 @@ class GuardedApp:
         self._log = log or GuardLog({"fleet": f"{config.fleet.namespace}/{config.fleet.name}", "pod": _pod_name()})
         self._serving: Serving | None = None
         self._starting = asyncio.Lock()
-        self._parts: tuple[ControlServer, DrainSocket] | None = None
+        self._parts: tuple[ControlServer, DrainSocket, ControlApp] | None = None
         self.service: GuardService | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +82,8 @@ class GuardedApp:
             stager = self._stager or CheckpointStager(config)
             service = GuardService(self._adapter_of(scope), stager, turnstile, self._log, waiting)
             verifier = self._verifier or ServiceAccountVerifier(config.fleet, config.tokens)
-            control: AsgiApp = ControlApp(service, verifier, config.operator, self._log)
+            app = ControlApp(service, verifier, config.operator, self._log)
+            control: AsgiApp = app
             if self._control_front is not None:
                 control = self._control_front(control)
             server = ControlServer(control, config, self._log, service.break_down)
@@ -84,9 +91,12 @@ class GuardedApp:
             await server.start()
             await drain.start()
             service.start()
-            self._parts, self.service = (server, drain), service
+            self._parts, self.service = (server, drain, app), service
             facts = service.state().facts
-            self._serving = Serving(self._app, turnstile, service, waiting, facts.data_parallel_size)
+            ranks, tallies = facts.data_parallel_size, service.tallies
+            metrics = MetricsPage(self._app, GuardCollector(service.state, tallies, time.monotonic))
+            self._serving = Serving(self._app, turnstile, service, waiting, ranks, tallies, metrics)
+            self._bound_connections(scope, tallies)
             self._log.write(
                 "guard.started",
                 incarnation=service.incarnation,
@@ -101,10 +111,19 @@ class GuardedApp:
         parts, service = self._parts, self.service
         self._parts = None
         if parts is not None and service is not None:
-            server, drain = parts
+            server, drain, control = parts
             await drain.stop()
             await server.stop()
             await service.stop()
+            control.close()
+
+    def _bound_connections(self, scope: Scope, tallies: Tallies) -> None:
+        def refused(reason: RefusalReason) -> None:
+            tallies.refused[reason] += 1
+
+        quieten()
+        if not bound_server(scope.get("app", self._app), HEAD_S, refused):
+            self._log.write("guard.heads_unbounded", why="the engine's HTTP server was not found in app.state.server")
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

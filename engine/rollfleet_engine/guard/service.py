@@ -26,6 +26,7 @@ from rollfleet_engine.guard.states import (
     Tick,
     to_wire,
 )
+from rollfleet_engine.guard.tallies import Tallies
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.guard.waiting import WaitingRoom
 from rollfleet_protocol.commands import Cancel, Command, Probe
@@ -69,6 +70,7 @@ class GuardService:
         self._turnstile = turnstile
         self._waiting = waiting or WaitingRoom(turnstile, None)
         self._log = log
+        self.tallies = Tallies(time.monotonic())
         self._state = GuardState(incarnation=uuid.uuid4().hex)
         self._operations = Operations(
             adapter, stager, turnstile, log, lambda: self._state, self._report, self._require_no_crash
@@ -229,6 +231,7 @@ class GuardService:
 
     def _move_gate(self, before: GuardState) -> None:
         state, turnstile = self._state, self._turnstile
+        self.tallies.closed.move(None if state.gate is Gate.OPEN else state.closed_reason, time.monotonic())
         if state.gate is Gate.OPEN:
             if before.gate is Gate.CLOSED:
                 self._open_gate()
@@ -273,6 +276,7 @@ class GuardService:
         details: dict[str, object] = {"operation": now.name, "epoch": now.epoch, "version": now.version}
         if now.ended is not None:
             details["seconds"] = round(now.ended - now.started, 6)
+            self.tallies.operation(now.name, now.status, now.ended - now.started)
         if now.failure is not None:
             details |= {"reason": now.failure.reason, "message": now.failure.message}
         self._log.write("operation", time_ns=None, status=now.status, **details)

@@ -4,10 +4,14 @@ No task, no lock and no parsing per request: a dictionary look-up, a flag, and a
 """
 
 import asyncio
+import time
 from typing import Protocol
 
 from rollfleet_engine.guard.answers import NOT_FOUND, Answer, AsgiApp, Receive, Scope, Send, document, refusal
+from rollfleet_engine.guard.bodies import BodyError, Bounded, declared_too_large
+from rollfleet_engine.guard.metrics import PATH as METRICS_PATH
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
+from rollfleet_engine.guard.tallies import Tallies
 from rollfleet_engine.guard.turnstile import Passage, Turnstile, version_header
 from rollfleet_engine.guard.versioned import Versioned
 from rollfleet_engine.guard.waiting import Held, WaitingRoom
@@ -20,6 +24,10 @@ _RANK = b"x-data-parallel-rank"  # vLLM's own header
 _LONGEST_RANK = 4  # digits
 _LONGEST_VERSION = len(str(2**63 - 1))
 _PASSED = (RouteClass.INFERENCE, RouteClass.PROBE)
+# Bytes of a body. Prompts of a million tokens as JSON are some 8 MiB, images and sounds are sent in base64.
+LARGEST_INFERENCE = 64 << 20
+LARGEST_PROBE = 16 << 20  # text to tokens, and back
+BODY_TIMEOUT_S = 60.0  # that its sender may let us wait for it, over all its parts
 
 
 class Vitals(Protocol):
@@ -38,9 +46,18 @@ class Serving:
     """What port 8000 is, in front of the engine's own application."""
 
     def __init__(
-        self, app: AsgiApp, turnstile: Turnstile, vitals: Vitals, waiting: WaitingRoom, ranks: int = 1
+        self,
+        app: AsgiApp,
+        turnstile: Turnstile,
+        vitals: Vitals,
+        waiting: WaitingRoom,
+        ranks: int = 1,
+        tallies: Tallies | None = None,
+        metrics: AsgiApp | None = None,
     ) -> None:
         self._app = app
+        self._tallies = tallies or Tallies(time.monotonic())
+        self._metrics = metrics or app  # answers /metrics
         self._turnstile = turnstile
         self._vitals = vitals
         self._waiting = waiting
@@ -49,13 +66,34 @@ class Serving:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = ROUTES.get((scope["method"], scope["path"]))
         if scope.get("root_path"):  # the engine would strip it from the path, and another route would match
-            await NOT_FOUND(send)
+            await self._refuse(NOT_FOUND, send)
         elif route is RouteClass.INFERENCE:
-            await self._infer(scope, receive, send)
+            await self._bounded(self._infer, LARGEST_INFERENCE, scope, receive, send)
         elif route is RouteClass.PROBE or self._is_preflight(scope):
-            await self._app(scope, receive, send)
+            app = self._metrics if scope["path"] == METRICS_PATH else self._app
+            await self._bounded(app, LARGEST_PROBE, scope, receive, send)
         else:
             await self._own(scope, send)
+
+    async def _refuse(self, answer: Answer, send: Send) -> None:
+        self._tallies.refused[answer.reason] += 1
+        await answer(send)
+
+    async def _bounded(self, app: AsgiApp, largest: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, with a body of at most so many bytes that comes in time."""
+        too_large = declared_too_large(scope, largest)
+        if too_large is not None:
+            await self._refuse(too_large.answer, send)
+            return
+        body = Bounded(receive, send, largest, BODY_TIMEOUT_S)
+        try:
+            await app(scope, body.receive, body.send)
+        except BodyError:
+            pass  # answered below, whatever became of it on its way through the application
+        finally:
+            if body.error is not None:
+                self._tallies.refused[body.error.reason] += 1
+                await body.answer()
 
     @staticmethod
     def _is_preflight(scope: Scope) -> bool:
@@ -65,7 +103,7 @@ class Serving:
 
     async def _own(self, scope: Scope, send: Send) -> None:
         if scope["method"] != "GET" or scope["path"] not in ("/livez", "/readyz"):
-            await NOT_FOUND(send)
+            await self._refuse(NOT_FOUND, send)
             return
         why = self._vitals.why_not_live() if scope["path"] == "/livez" else self._vitals.why_not_ready()
         await document(503 if why else 200, {"status": why or "ok"})(send)
@@ -84,8 +122,9 @@ class Serving:
         refused = self._refusal(scope)
         if refused is not None:
             turnstile.refused += 1
-            await refused(send)
+            await self._refuse(refused, send)
             return
+        self._tallies.admitted += 1
         passage = turnstile.enter(pinned=any(name == _REQUIRED for name, _ in scope["headers"]))
         try:
             await self._app(scope, receive, Versioned(send, passage).send)
@@ -141,4 +180,4 @@ class Serving:
         if passage.task is not None:
             passage.task.uncancel()
         if not passage.started:
-            await self._turnstile.answer(send)
+            await self._refuse(self._turnstile.answer, send)

@@ -102,6 +102,8 @@ async def _serve(
         )
     )
 
+    app.state.server = server  # where vLLM leaves its own: the guard bounds what it takes
+
     def end() -> None:
         server.should_exit = True
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from rollfleet_engine.guard.audit import DENIALS_EVERY_S, READS_EVERY_S
 from rollfleet_engine.guard.control import COMMANDS, LARGEST_BODY, ControlApp
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
 from rollfleet_protocol.commands import LOOK_PATH
@@ -14,6 +15,7 @@ from rollfleet_protocol.state import EngineState, Gate
 from tests.support.guards import OPERATOR, OPERATOR_TOKEN, SILENCE_S, TOKENS, Guarded, MemoryVerifier, eventually
 
 STATE = "/rollfleet/v1/state"
+OPERATOR_NAMES = (OPERATOR.subject, OPERATOR.uid)
 IDENTIFIED = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
 
 
@@ -204,7 +206,7 @@ async def test_a_body_that_never_comes_is_given_up(guarded: Guarded) -> None:
         sent.append(message)
 
     await app(scope_of("POST", "/rollfleet/v1/open"), receive, send)
-    assert sent[0]["status"] == 400
+    assert sent[0]["status"] == 408
 
 
 CONTROL_ROUTES = sorted(route for route, kind in ROUTES.items() if kind is RouteClass.CONTROL)
@@ -234,13 +236,60 @@ async def test_every_command_is_logged_with_caller_and_outcome(client: httpx.Asy
         ("verify", 1, "Accepted", 202),
         ("cancel", 5, "WrongIncarnation", 409),
     ]
-    assert {line["caller"] for line in lines} == {OPERATOR.subject}
+    assert {(line["caller"], line["uid"], line["role"]) for line in lines} == {(*OPERATOR_NAMES, "operator")}
+    assert [line["incarnation"] for line in lines] == [guarded.service.incarnation, "another"]
+    assert all(line["peer"] == "127.0.0.1:123" and line["milliseconds"] >= 0 for line in lines)
+    assert OPERATOR_TOKEN not in guarded.stream.getvalue()
 
 
-async def test_strangers_cannot_fill_the_log(client: httpx.AsyncClient, guarded: Guarded) -> None:
+@pytest.mark.looptime
+async def test_strangers_cannot_fill_the_log_and_all_of_them_are_counted(
+    client: httpx.AsyncClient, guarded: Guarded
+) -> None:
     for _ in range(100):
         await client.get(STATE, headers={"Authorization": "Bearer x"})
-    assert 1 <= len(guarded.lines("control.denied")) < 100
+    assert len(guarded.lines("control.denied")) == 1
+    await asyncio.sleep(DENIALS_EVERY_S + 0.1)
+    first, rest = guarded.lines("control.denied")
+    assert (first["status"], first["outcome"], first["path"]) == (401, "Unauthenticated", STATE)
+    assert rest["unreported"] == 98
+    assert guarded.service.tallies.control == {("state", "Unauthenticated"): 100}
+
+
+@pytest.mark.looptime
+async def test_reads_are_told_when_they_begin_and_then_as_a_sum(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    for _ in range(10):
+        await client.get(STATE)
+    await asyncio.sleep(READS_EVERY_S + 1)
+    assert [(line["caller"], line["count"]) for line in guarded.lines("control.reads")] == [
+        (OPERATOR.subject, 1),
+        (OPERATOR.subject, 9),
+    ]
+
+
+async def test_words_of_a_caller_are_shown_as_text_and_bounded(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    command = {"incarnation": "\x1b[2J\u202e" + "x" * 5000, "epoch": 5}
+    await client.post("/rollfleet/v1/cancel", json=command)
+    await client.get("/" + "y" * 5000)
+    cancel, unknown = guarded.lines("control")
+    assert cancel["incarnation"].startswith("\\x1b[2J\\u202exxx")
+    assert len(cancel["incarnation"]) < 300
+    assert (unknown["command"], unknown["outcome"], len(unknown["path"])) == ("unknown", "NotFound", 200)
+
+
+async def test_who_goes_away_in_mid_command_is_told_as_gone(guarded: Guarded) -> None:
+    app = ControlApp(guarded.service, MemoryVerifier(), OPERATOR, guarded.log)
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, object]) -> None:
+        """To nobody."""
+
+    await app(scope_of("POST", "/rollfleet/v1/open"), receive, send)
+    assert [(line["command"], line["outcome"], line["status"]) for line in guarded.lines("control")] == [
+        ("open", "Gone", None)
+    ]
 
 
 def test_there_is_a_route_for_each_command() -> None:

@@ -1,0 +1,169 @@
+"""What a connection may cost before its request is known: the time and the size of a head, and lines in the log.
+
+uvicorn by itself waits for the first request, for the end of a head and for the rest of a body whose answer is already
+sent for ever. With httptools, which vLLM's images have, it also takes headers without end; h11 bounds them itself.
+(uvicorn 0.54, protocols/http; llhttp has no bound on headers.)
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from rollfleet_protocol.refusals import Refusal, RefusalDetail, RefusalReason
+
+LARGEST_HEAD = 64 << 10  # bytes; h11's own bound
+LOGGED_EVERY_S = 1.0
+_OF_STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
+OnRefusal = Callable[[RefusalReason], None]
+
+
+class Patient(asyncio.Protocol):
+    """To be put before a protocol of uvicorn's: waits `head_s` for a head, and answers as the guard does."""
+
+    head_s: float
+    # Of uvicorn's:
+    cycle: Any
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The time of the first head begins."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Wait on while no request runs: for the rest of a head, or of a body that is answered already."""
+        super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete:
+            self._await_head()
+        else:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's answer to what is no HTTP, in our words."""
+        self.refuse(RefusalReason.INVALID_REQUEST, 400, msg)
+
+    def too_late(self) -> None:
+        """The head did not come in time."""
+        self.refuse(RefusalReason.TOO_SLOW, 408, f"no complete request within {self.head_s:g} s")
+
+    def refuse(self, reason: RefusalReason, status: int, message: str) -> None:
+        """Say so, and end the connection; an answer that has begun is not spoilt by words."""
+        self._stop_waiting()
+        self.on_refusal(reason)
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(_raw(reason, status, message))
+        self.transport.close()
+
+    def on_refusal(self, reason: RefusalReason) -> None:
+        """Somebody was refused before there was a request."""
+
+    def _await_head(self) -> None:
+        if self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(self.head_s, self.too_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+
+class PatientHttpTools(Patient):
+    """The same for httptools, whose heads are bounded here: by the bytes that came while one was not complete."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._in_head = False
+        self._head_bytes = 0
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._in_head, self._head_bytes = True, 0
+        super().on_message_begin()  # type: ignore[misc]
+
+    def on_headers_complete(self) -> None:
+        """It is here."""
+        self._in_head = False
+        super().on_headers_complete()  # type: ignore[misc]
+
+    def data_received(self, data: bytes) -> None:
+        """At most one read of the transport's more than the bound is ever held."""
+        super().data_received(data)
+        self._head_bytes += len(data)
+        if self._in_head and self._head_bytes > LARGEST_HEAD and not self.transport.is_closing():
+            self.refuse(RefusalReason.TOO_LARGE, 431, f"the head of the request is over {LARGEST_HEAD} bytes")
+
+
+def patient(protocol: type[asyncio.Protocol], head_s: float, on_refusal: OnRefusal) -> type[asyncio.Protocol]:
+    """A protocol class of uvicorn's, bounded. The same class again where it is bounded already."""
+    if issubclass(protocol, Patient):
+        return protocol
+    mixin = PatientHttpTools if hasattr(protocol, "on_headers_complete") else Patient
+    members = {"head_s": head_s, "on_refusal": staticmethod(on_refusal)}
+    return type(f"Patient{protocol.__name__}", (mixin, protocol), members)
+
+
+def bound_server(app: Any, head_s: float, on_refusal: OnRefusal) -> bool:
+    """Bound what the serving port takes. Whether it could be found: vLLM leaves its server in `app.state.server`.
+
+    The listener does not exist yet while the lifespan starts, and each connection asks the configuration for its class.
+    """
+    settings = getattr(getattr(getattr(app, "state", None), "server", None), "config", None)
+    protocol = getattr(settings, "http_protocol_class", None)
+    if settings is None or not isinstance(protocol, type) or not issubclass(protocol, asyncio.Protocol):
+        return False
+    settings.http_protocol_class = patient(protocol, head_s, on_refusal)
+    return True
+
+
+class Rarely(logging.Filter):
+    """Lets a line about a malformed request through once a second, with how many were left out."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next = float("-inf")
+        self._more = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is written."""
+        if not str(record.msg).startswith(_OF_STRANGERS):
+            return True
+        now = self._clock()
+        if now < self._next:
+            self._more += 1
+            return False
+        self._next = now + LOGGED_EVERY_S
+        if self._more:
+            record.msg = f"{record.msg} ({self._more} more since the last line of this kind)"
+            self._more = 0
+        return True
+
+
+def quieten(logger: str = "uvicorn.error") -> None:
+    """A stranger must not fill the container's log with uvicorn's words about what it sends. Once a process."""
+    found = logging.getLogger(logger)
+    if not any(isinstance(each, Rarely) for each in found.filters):
+        found.addFilter(Rarely())
+
+
+def _raw(reason: RefusalReason, status: int, message: str) -> bytes:
+    detail = RefusalDetail(message=message, code=status, reason=reason)
+    body = Refusal(error=detail).model_dump_json(by_alias=True, exclude_none=True).encode()
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
