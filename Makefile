@@ -48,12 +48,14 @@ types: setup ## mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: generate
-generate: setup ## write all generated files (CRDs, chart CRDs, API docs)
+generate: setup ## write all generated files (CRDs, chart CRDs, API docs, the table of preflight)
 	@$(BIN)/python -m rollfleet_operator.api.generate
+	@$(BIN)/python -m devtools.preflight_page
 
 .PHONY: verify
 verify: lint types ## lint, types, and generated files equal to what would be generated
 	@$(BIN)/python -m rollfleet_operator.api.generate --check
+	@$(BIN)/python -m devtools.preflight_page --check
 
 .PHONY: unit
 unit: setup ## pure tests, in some 20 s

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from rollfleet_protocol.base import Request
 
 ENGINE_CONFIG_ENV = "ROLLFLEET_ENGINE_CONFIG"
+DEVICES_VARIABLE = "ROLLFLEET_DEVICES"  # the pod's annotation named after the accelerator's resource, downward API
 CONTROL_SERVER_NAME_SUFFIX = "engine.rollfleet.io"
 
 
@@ -52,6 +53,13 @@ class ModelConfig(Request):
     served_name: str
 
 
+class AcceleratorConfig(Request):
+    """What the pod asks the device plugin for."""
+
+    resource_name: str  # extended resource; schedulers and plug-ins write the chips chosen under this name
+    per_pod: Annotated[int, Field(ge=1, le=64)]
+
+
 class Hold(Request):
     """Requests that find the gate closed by an update wait at this engine instead of being refused at once."""
 
@@ -67,6 +75,7 @@ class EngineConfig(Request):
     model: ModelConfig
     checkpoints_path: str | None = None  # absolute folder that checkpoint paths are relative to
     engine_args: tuple[str, ...] = ()
+    accelerator: AcceleratorConfig | None = None  # None: the pod asks for no device
     data_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # ranks, each with a core of its own, behind one guard
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     control_port: Annotated[int, Field(ge=1, le=65535)] = 8001

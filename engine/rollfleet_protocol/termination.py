@@ -1,6 +1,7 @@
 """The launcher's last word: JSON in the container's termination message, which the kubelet copies to the pod."""
 
 from rollfleet_protocol.base import Answer
+from rollfleet_protocol.state import Words
 
 # The kubelet keeps this many bytes of a termination message (kubelet's MaxContainerTerminationMessageLength).
 TERMINATION_MESSAGE_BYTES = 4096
@@ -12,8 +13,8 @@ EXIT_TEMPORARY = 75  # sysexits EX_TEMPFAIL: a restart may find it cured
 class Problem(Answer):
     """One thing that keeps an engine from starting."""
 
-    cause: str
-    remedy: str
+    cause: Words  # may name files and variables, whose bytes need not be text
+    remedy: Words
     retry_may_cure: bool = False
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rollfleet_engine.launch.causes import CauseFinder
+from rollfleet_engine.launch.facts import Facts
 from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_engine.launch.preflight import UnknownEngineError, observe
 from rollfleet_engine.launch.supervise import Outcome, Supervisor
@@ -23,17 +24,18 @@ def log(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def read_plan(environ: Mapping[str, str]) -> Plan | Refused:
-    """What to start, or why not."""
+def read_plan(environ: Mapping[str, str]) -> tuple[Plan | Refused, Facts | None]:
+    """What to start, or why not, and what was seen where anybody looked."""
     try:
         config = config_of(environ)
-        return plan(config, observe(config, environ))
+        facts = observe(config, environ)
+        return plan(config, facts), facts
     except EngineConfigError as error:
         cause = str(error)
         remedy = "the operator sets it; operator and engine image must be of the same release"
     except UnknownEngineError as error:
         cause, remedy = str(error), "set it in the engine's image"
-    return Refused((Problem(cause=cause, remedy=remedy),))
+    return Refused((Problem(cause=cause, remedy=remedy),)), None
 
 
 def refuse(problems: tuple[Problem, ...], log_path: Path) -> int:
@@ -73,14 +75,22 @@ def _report(message: TerminationMessage, path: Path) -> None:
         log("problem", cause=failure)
 
 
+def _show(facts: Facts | None) -> None:
+    if facts is not None:
+        log("preflight", **facts.shown())
+
+
 def main() -> int:
     """Plan, start, look after."""
     environ = dict(os.environ)
     log_path = Path(environ.get(LOG_VARIABLE, DEFAULT_LOG))
-    planned = read_plan(environ)
+    planned, facts = read_plan(environ)
     if isinstance(planned, Refused):
-        return refuse(planned.problems, log_path)
+        code = refuse(planned.problems, log_path)
+        _show(facts)
+        return code
     print(planned.to_json(), flush=True)
+    _show(facts)
     finder = CauseFinder()
     return report_outcome(Supervisor(planned, environ, finder).run(), finder, log_path)
 

@@ -8,6 +8,7 @@ from rollfleet_engine.launch.dialects import Dialect, dialect_of
 from rollfleet_engine.launch.facts import EngineKind, Facts
 from rollfleet_engine.launch.options import spellings
 from rollfleet_engine.launch.problems import find_problems
+from rollfleet_engine.launch.problems_platform import platform_warnings
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.termination import Problem
 
@@ -131,7 +132,7 @@ def _warnings(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
     elif facts.checkpoints_error:
         # A volume may be filled later; Prepare names the path when it is used.
         found.append(f"checkpoints folder {config.checkpoints_path}: {facts.checkpoints_error}")
-    return tuple(found)
+    return (*found, *platform_warnings(config, facts))
 
 
 def redact(argv: tuple[str, ...]) -> list[str]:

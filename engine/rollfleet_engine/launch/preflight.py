@@ -12,16 +12,22 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rollfleet_engine.launch.facts import EngineKind, Facts, Installation, ModelFolder
+from rollfleet_engine.launch.facts import VERSIONED, EngineKind, Facts, Installation, Platform
+from rollfleet_engine.launch.look_ascend import look_at_devices, look_at_software, python_folders
+from rollfleet_engine.launch.look_memory import look_at_memory
+from rollfleet_engine.launch.look_model import look_at_model
 from rollfleet_protocol.engine_config import EngineConfig
 
 KIND_VARIABLE = "ROLLFLEET_ENGINE"
 PYTHON_VARIABLE = "ROLLFLEET_ENGINE_PYTHON"  # the interpreter that has vLLM, where it is not the launcher's own
 SIMULATED_RELEASE = "0.27.1"  # whose HTTP surface the simulator has
 OWN_PACKAGES = ("rollfleet_engine", "rollfleet_protocol", "rollfleet_kernels")
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - POSIX's place for shared memory, which vLLM's message queues use
-INDEX_SUFFIX = ".safetensors.index.json"
+ROOT = Path("/")
+SHARED_MEMORY = "dev/shm"  # POSIX's place for shared memory, which vLLM's message queues use
 _PROBE_TIMEOUT_S = 60.0  # a cold image pulls the interpreter from the network's disk
+_IMPORT_TIMEOUT_S = 300.0  # torch and torch_npu, cold
+# What vllm-ascend itself asks of the module before it takes the FA3 backend (vllm_ascend/platform.py).
+_FLASH_ATTENTION = "from flash_attn_npu_v3 import flash_attn_with_kvcache"
 _NEEDED_MODULES = ("cryptography", "jwt", "numpy", "pydantic", "rollfleet_engine.guard", "uvicorn")
 
 # Runs in the engine's interpreter, which need not be ours: finds, but does not import, what the engine needs.
@@ -38,7 +44,8 @@ print(json.dumps({
     "distribution": distribution,
     "release": version(distribution) if distribution else "",
     "platforms": [e.module.split(".")[0] for e in importlib.metadata.entry_points(group="vllm.platform_plugins")],
-    "missing": [name for name in sys.argv[1:] if not found(name)],
+    "missing": [name for name in sys.argv[1].split(",") if not found(name)],
+    "versions": {name: version(name) for name in sys.argv[2].split(",") if version(name)},
 }))
 """
 
@@ -57,25 +64,56 @@ def kind_of(environ: Mapping[str, str]) -> EngineKind:
         raise UnknownEngineError(f"{KIND_VARIABLE} is {value!r}; it must be one of {allowed}") from None
 
 
-def observe(config: EngineConfig, environ: Mapping[str, str]) -> Facts:
-    """One look at everything that `plan` asks for."""
+def observe(config: EngineConfig, environ: Mapping[str, str], root: Path = ROOT) -> Facts:
+    """One look at everything that `plan` asks for. Devices, driver, cgroup and caches are looked for below `root`."""
     kind = kind_of(environ)
+    installation = _simulator() if kind is EngineKind.SIMULATOR else _vllm(environ)
+    python_path = tuple(
+        str(Path(entry).resolve()) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+    )
+    ascend = kind is EngineKind.VLLM and installation.platform is Platform.ASCEND
     return Facts(
         kind=kind,
-        installation=_simulator() if kind is EngineKind.SIMULATOR else _vllm(environ),
+        installation=installation,
         model=look_at_model(Path(config.model.path)),
         environ=dict(environ),
-        own_paths=own_paths(),
-        python_path=tuple(
-            str(Path(entry).resolve()) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry
-        ),
+        own_paths=(*own_paths(), *(python_folders(root, python_path) if ascend else ())),
+        python_path=python_path,
         has_compiler=shutil.which(environ.get("CXX") or "g++", path=environ.get("PATH")) is not None,
         checkpoints_error=_checkpoints_error(config.checkpoints_path),
         port_errors=_port_errors(config),
         tls_error=_tls_error(Path(config.tls_dir)),
-        shared_memory_error=_write_error(SHARED_MEMORY),
+        shared_memory_error=_write_error(root / SHARED_MEMORY),
         run_dir_error=_write_error(Path(config.run_dir)),
+        cache_errors=look_at_caches(root, environ, installation.platform) if kind is EngineKind.VLLM else {},
+        devices=look_at_devices(root, environ) if ascend else None,
+        ascend=look_at_software(root, environ) if ascend else None,
+        memory=look_at_memory(root),
     )
+
+
+def look_at_caches(root: Path, environ: Mapping[str, str], platform: Platform) -> dict[str, str]:
+    """Why nothing can be written where engines write, by folder as the container names it; those that can are left out.
+
+    /tmp holds vLLM's sockets (envs.py, VLLM_RPC_BASE_PATH), its cache the compiled graphs, Triton's the kernels; CANN
+    logs below HOME unless told otherwise.
+    """
+    home = environ.get("HOME", "/").rstrip("/")
+    cache = environ.get("XDG_CACHE_HOME") or f"{home}/.cache"
+    wanted = {
+        environ.get("TMPDIR") or "/tmp",  # noqa: S108 - where the engine itself looks
+        environ.get("VLLM_CACHE_ROOT") or f"{cache}/vllm",
+        environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache",
+    }
+    if platform is Platform.ASCEND:
+        wanted.add(environ.get("ASCEND_PROCESS_LOG_PATH") or f"{home}/ascend/log")
+    found = {folder: _write_error(_nearest(root / folder.lstrip("/"))) for folder in sorted(wanted)}
+    return {folder: error for folder, error in found.items() if error}
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder itself, or the one that it would be made in."""
+    return next((each for each in (folder, *folder.parents) if each.exists()), folder)
 
 
 def own_paths() -> tuple[str, ...]:
@@ -91,7 +129,7 @@ def _simulator() -> Installation:
 
 def _vllm(environ: Mapping[str, str]) -> Installation:
     python = environ.get(PYTHON_VARIABLE) or sys.executable
-    command = [python, "-c", _PROBE, *_NEEDED_MODULES]
+    command = [python, "-c", _PROBE, ",".join(_NEEDED_MODULES), ",".join(VERSIONED)]
     try:
         done = subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=dict(environ)
@@ -107,35 +145,22 @@ def _vllm(environ: Mapping[str, str]) -> Installation:
         release=answer["release"],
         platforms=tuple(answer["platforms"]),
         missing_modules=tuple(answer["missing"]),
+        versions=answer["versions"],
     )
 
 
-def look_at_model(path: Path) -> ModelFolder:
-    """Names only: contents are checked by whoever loads them."""
+def flash_attention_error(python: str, environ: Mapping[str, str]) -> str:
+    """Why FA3's operator cannot be imported; empty where it can. Takes as long as importing torch_npu does."""
     try:
-        if not path.exists():
-            return ModelFolder(exists=False)
-        if not path.is_dir():
-            return ModelFolder(exists=True)
-        names = {entry.name for entry in path.iterdir()}
-        wanted = {name for index in names if index.endswith(INDEX_SUFFIX) for name in _shards(path / index)}
-    except (OSError, ValueError) as error:
-        return ModelFolder(exists=True, is_folder=True, error=str(error))
-    return ModelFolder(
-        exists=True,
-        is_folder=True,
-        has_config="config.json" in names,
-        weight_files=tuple(sorted(name for name in names if name.endswith(".safetensors"))),
-        missing_files=tuple(sorted(wanted - names)),
-    )
-
-
-def _shards(index: Path) -> set[str]:
-    """The files that an index of Hugging Face's format names (key weight_map)."""
-    weight_map = json.loads(index.read_text(encoding="utf-8")).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ValueError(f"{index.name} has no weight_map")  # noqa: TRY004 - the file's content is wrong, not a caller
-    return {str(name) for name in weight_map.values()}
+        done = subprocess.run(
+            [python, "-c", _FLASH_ATTENTION],
+            check=False, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, env=dict(environ),
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
 def _checkpoints_error(path: str | None) -> str:

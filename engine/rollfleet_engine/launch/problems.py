@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from rollfleet_engine.launch.dialects import Dialect, Reserved, supported_releases
 from rollfleet_engine.launch.facts import EngineKind, Facts
 from rollfleet_engine.launch.options import Spelling, spellings
+from rollfleet_engine.launch.problems_model import model_problems
+from rollfleet_engine.launch.problems_platform import platform_problems
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.termination import Problem
 
@@ -17,7 +19,8 @@ def find_problems(
     found = [*_installation(facts, dialect)]
     if dialect is not None:
         found += [*_options(config, dialect), *_variables(facts, dialect, added)]
-    found += [*_python_path(facts), *_model(config, facts), *_container(config, facts)]
+    found += [*_python_path(facts), *model_problems(config, facts), *_container(config, facts)]
+    found += platform_problems(config, facts)
     return tuple(found)
 
 
@@ -111,37 +114,6 @@ def _python_path(facts: Facts) -> Iterator[Problem]:
         yield Problem(
             cause=f"PYTHONPATH holds {', '.join(foreign)}: modules there come before the engine's and the guard's",
             remedy="leave PYTHONPATH as the engine's image sets it, and install packages into the image",
-        )
-
-
-def _model(config: EngineConfig, facts: Facts) -> Iterator[Problem]:
-    path, folder = config.model.path, facts.model
-    if not path.startswith("/"):
-        yield Problem(cause=f"model path {path!r} is not absolute", remedy="give the path inside the container")
-    elif not folder.exists:
-        yield Problem(
-            cause=f"model path {path} does not exist", remedy="correct spec.model.path, or put the model on its volume"
-        )
-    elif not folder.is_folder:
-        yield Problem(cause=f"model path {path} is not a folder", remedy="name the folder that holds config.json")
-    elif folder.error:
-        yield Problem(cause=f"model path {path}: {folder.error}", remedy="repair it on its volume", retry_may_cure=True)
-    else:
-        yield from _model_files(path, facts)
-
-
-def _model_files(path: str, facts: Facts) -> Iterator[Problem]:
-    """A model that is still being copied looks like this, so that a restart may find it whole."""
-    folder = facts.model
-    absent = [] if folder.has_config else ["config.json"]
-    absent += folder.missing_files
-    if not folder.weight_files and not folder.missing_files:
-        absent.append("*.safetensors")
-    if absent:
-        yield Problem(
-            cause=f"model path {path} is incomplete: {', '.join(absent)} not found",
-            remedy="copy the model completely onto its volume",
-            retry_may_cure=True,
         )
 
 

@@ -15,7 +15,10 @@ from rollfleet_operator.core.observed import Settings
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.steps import source_of
 
-RESERVED_ENV = ("ROLLFLEET_ENGINE_CONFIG", "PYTHONPATH", "PYTHONHOME")
+RESERVED_ENV = (
+    *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "PYTHONPATH", "PYTHONHOME"),
+    *("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"),
+)
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -24,7 +24,7 @@ from rollfleet_operator.core.objects.pod import build_pod, engine_config, templa
 from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
 from rollfleet_operator.core.plan_children import plan_children
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
+from rollfleet_protocol.engine_config import DEVICES_VARIABLE, ENGINE_CONFIG_ENV, AcceleratorConfig, EngineConfig
 from tests.support.builders import make_claim, make_fleet, make_observed, make_settings
 
 SETTINGS = make_settings()
@@ -37,6 +37,11 @@ def pod(**spec: Any) -> dict[str, Any]:
 def container(**spec: Any) -> dict[str, Any]:
     (found,) = pod(**spec)["spec"]["containers"]
     return dict(found)
+
+
+def plain(env: list[dict[str, Any]]) -> dict[str, str]:
+    """The variables whose values are written down."""
+    return {each["name"]: each["value"] for each in env if "value" in each}
 
 
 def every_object() -> list[dict[str, Any]]:
@@ -85,7 +90,7 @@ def test_pods_are_safe_by_default(spec: dict[str, Any]) -> None:
 
 def test_the_launcher_is_told_whose_engine_it_starts() -> None:
     given = {"model": Model(path="models/Qwen3", served_name="policy"), "drain_timeout_seconds": 20}
-    env = {each["name"]: each["value"] for each in container(**given)["env"]}
+    env = plain(container(**given)["env"])
     config = EngineConfig.model_validate_json(env[ENGINE_CONFIG_ENV])
     assert config.fleet.audience == "rollfleet.io/rl/qwen/fleet-uid"
     assert config.operator.subject == "system:serviceaccount:rollfleet:rollfleet-operator"
@@ -96,16 +101,33 @@ def test_the_launcher_is_told_whose_engine_it_starts() -> None:
 
 
 def test_a_model_that_is_the_volume_itself() -> None:
-    env = {each["name"]: each["value"] for each in container(model=Model(path=".", served_name="p"))["env"]}
+    env = plain(container(model=Model(path=".", served_name="p"))["env"])
     assert EngineConfig.model_validate_json(env[ENGINE_CONFIG_ENV]).model.path == "/rollfleet/model"
 
 
 def test_a_user_sets_variables_but_not_ours() -> None:
-    env = container(env=(EnvVar(name="A", value="1"), EnvVar(name=ENGINE_CONFIG_ENV, value="{}")))["env"]
-    values = {each["name"]: each["value"] for each in env}
-    assert len(values) == len(env)
+    own = (EnvVar(name=ENGINE_CONFIG_ENV, value="{}"), EnvVar(name=DEVICES_VARIABLE, value="Ascend910-7"))
+    env = container(env=(EnvVar(name="A", value="1"), *own))["env"]
+    assert len({each["name"] for each in env}) == len(env)
+    values = plain(env)
     assert values["A"] == "1"
     assert values[ENGINE_CONFIG_ENV] != "{}"
+    assert DEVICES_VARIABLE not in values
+
+
+def test_the_launcher_is_told_of_the_devices_that_were_asked_for_and_chosen() -> None:
+    given = container(accelerator=Accelerator(resource_name="huawei.com/npu", per_pod=4))
+    chosen = [each for each in given["env"] if each["name"] == DEVICES_VARIABLE]
+    field = {"apiVersion": "v1", "fieldPath": "metadata.annotations['huawei.com/npu']"}
+    assert chosen == [{"name": DEVICES_VARIABLE, "valueFrom": {"fieldRef": field}}]
+    config = EngineConfig.model_validate_json(plain(given["env"])[ENGINE_CONFIG_ENV])
+    assert config.accelerator == AcceleratorConfig(resource_name="huawei.com/npu", per_pod=4)
+
+
+def test_a_fleet_without_devices_is_told_of_none() -> None:
+    env = container(accelerator=Accelerator(per_pod=0))["env"]
+    assert DEVICES_VARIABLE not in [each["name"] for each in env]
+    assert EngineConfig.model_validate_json(plain(env)[ENGINE_CONFIG_ENV]).accelerator is None
 
 
 def test_devices_are_in_limits_and_requests_beside_what_was_asked_for() -> None:

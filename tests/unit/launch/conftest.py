@@ -1,6 +1,8 @@
 """A configuration and a container in which everything is right; tests change one thing."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +30,14 @@ def build_facts(**changes: Any) -> Facts:
         "python_path": ("/opt/rollfleet/site",),
     }
     return Facts(**(fields | changes))
+
+
+def write_safetensors(file: Path, dtype: str = "BF16", nbytes: int = 8, missing: int = 0) -> None:
+    """A file of one tensor, `missing` bytes shorter than its header says."""
+    width = {"BF16": 2, "F32": 4, "F64": 8}[dtype]
+    entry = {"dtype": dtype, "shape": [nbytes // width], "data_offsets": [0, nbytes]}
+    header = json.dumps({"w": entry}).encode()
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\1" * (nbytes - missing))
 
 
 @pytest.fixture

@@ -11,14 +11,9 @@ import pytest
 
 import rollfleet_engine
 from rollfleet_engine.launch.facts import EngineKind
-from rollfleet_engine.launch.preflight import (
-    KIND_VARIABLE,
-    UnknownEngineError,
-    kind_of,
-    look_at_model,
-    observe,
-    own_paths,
-)
+from rollfleet_engine.launch.look_model import look_at_model
+from rollfleet_engine.launch.preflight import KIND_VARIABLE, UnknownEngineError, kind_of, observe, own_paths
+from tests.unit.launch.conftest import write_safetensors
 
 
 @pytest.fixture
@@ -26,7 +21,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (folder / "model-1.safetensors").write_bytes(b"")
+    write_safetensors(folder / "model-1.safetensors")
     return folder
 
 
@@ -148,3 +143,8 @@ def test_what_a_retry_may_cure_ends_with_75(config, tmp_path: Path):
     done, message = _launch(environ, tmp_path)
     assert done.returncode == 75, done.stdout
     assert [problem["cause"].split(":")[1].strip() for problem in message["problems"]] == ["tls.crt not found"]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["event"] == "preflight"
+    assert seen["versions"] == {"rollfleet-simulator": "0.27.1"}
+    assert seen["modelBytes"] == 8
+    assert "npus" not in seen

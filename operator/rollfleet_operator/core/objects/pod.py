@@ -23,7 +23,9 @@ from rollfleet_operator.core.objects.common import (
 )
 from rollfleet_operator.core.observed import Settings
 from rollfleet_protocol.engine_config import (
+    DEVICES_VARIABLE,
     ENGINE_CONFIG_ENV,
+    AcceleratorConfig,
     EngineConfig,
     FleetIdentity,
     Hold,
@@ -134,10 +136,21 @@ def _probe(period_s: int, *, failures: int, timeout_s: int) -> Manifest:
 
 
 def _env(fleet: RolloutEngine, settings: Settings) -> list[Manifest]:
-    given = {variable.name: variable.value for variable in fleet.spec.env}
+    given = {variable.name: variable.value for variable in fleet.spec.env if variable.name != DEVICES_VARIABLE}
     config = engine_config(fleet, settings).model_dump(mode="json", by_alias=True)
     own = {ENGINE_CONFIG_ENV: json.dumps(config, sort_keys=True), "HOME": given.get("HOME", HOME)}
-    return [{"name": name, "value": value} for name, value in {**given, **own}.items()]
+    return [*({"name": name, "value": value} for name, value in {**given, **own}.items()), *_announced(fleet.spec)]
+
+
+def _announced(spec: RolloutEngineSpec) -> list[Manifest]:
+    """The chips that the scheduler or the device plugin wrote down for this pod, for the launcher to compare.
+
+    Both do so under the resource's name (MindCluster: docs/en/scheduling/api/k8s.md). Empty where nobody did.
+    """
+    if not spec.accelerator.per_pod:
+        return []
+    annotation = {"fieldPath": f"metadata.annotations['{spec.accelerator.resource_name}']", "apiVersion": "v1"}
+    return [{"name": DEVICES_VARIABLE, "valueFrom": {"fieldRef": annotation}}]
 
 
 def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
@@ -150,6 +163,7 @@ def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
         model=ModelConfig(path=model, served_name=spec.model.served_name),
         checkpoints_path=None if spec.volumes.checkpoints is None else CHECKPOINTS_DIR,
         engine_args=spec.engine.args,
+        accelerator=_accelerator_config(spec),
         data_parallel_size=spec.parallelism.data,
         serving_port=SERVING_PORT,
         control_port=CONTROL_PORT,
@@ -158,6 +172,13 @@ def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
         drain_timeout_seconds=spec.drain_timeout_seconds,
         hold=None if hold is None else Hold(seconds=hold.seconds, max_requests=hold.max_requests),
     )
+
+
+def _accelerator_config(spec: RolloutEngineSpec) -> AcceleratorConfig | None:
+    asked = spec.accelerator
+    if not asked.per_pod:
+        return None
+    return AcceleratorConfig(resource_name=asked.resource_name, per_pod=asked.per_pod)
 
 
 def _resources(spec: RolloutEngineSpec) -> Manifest:
