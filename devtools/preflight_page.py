@@ -46,7 +46,6 @@ ASCEND = Installation(
 )
 DEVICES = Devices(numbers=(0, 1), managers=("davinci_manager", "devmm_svm", "hisi_hdc"), runtime=True)
 SOFTWARE = AscendSoftware(cann="9.1.0", driver="25.2.0")
-SLEEPY = ("--enable-sleep-mode",)
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ EXAMPLES = (
     _on_npus(_NPUS, _devices(visible="0", numbers=(0, 1))),
     _on_npus(_NPUS, _devices(announced="Ascend910-0,Ascend910-1", numbers=(1,))),
     _on_npus(_NPUS, _devices(numbers=(0,))),
-    Example("Host memory", {"memory": Memory(limit=8 * GIB)}, {"engineArgs": SLEEPY}, ascend=True),
+    Example("Host memory", {"memory": Memory(limit=8 * GIB)}, {"sleepMode": True}, ascend=True),
     Example(_MODEL, _model(exists=False)),
     Example(_MODEL, _model(is_folder=False)),
     Example(_MODEL, _model(error="Input/output error")),

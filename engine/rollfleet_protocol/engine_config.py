@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from rollfleet_protocol.base import Request
+from rollfleet_protocol.launch_settings import Features, FleetMode, RlConfig, WeightTransfer
 
 ENGINE_CONFIG_ENV = "ROLLFLEET_ENGINE_CONFIG"
 DEVICES_VARIABLE = "ROLLFLEET_DEVICES"  # the pod's annotation named after the accelerator's resource, downward API
@@ -76,7 +77,17 @@ class EngineConfig(Request):
     checkpoints_path: str | None = None  # absolute folder that checkpoint paths are relative to
     engine_args: tuple[str, ...] = ()
     accelerator: AcceleratorConfig | None = None  # None: the pod asks for no device
+    additional_config: dict[str, JsonValue] = Field(default_factory=dict)  # of --additional-config
+    compilation_config: dict[str, JsonValue] = Field(default_factory=dict)  # of --compilation-config
+    mode: FleetMode = FleetMode.DISAGGREGATED
+    rl_config: RlConfig = RlConfig()
+    sleep_mode: bool = False
+    weight_transfer: WeightTransfer | None = None  # None: checkpoints only
+    features: Features = Features()
     data_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # ranks, each with a core of its own, behind one guard
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # devices that share each layer of a rank
+    pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # stages of a rank
+    expert_parallel: bool = False  # experts of a MoE model spread over the devices instead of being split
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     control_port: Annotated[int, Field(ge=1, le=65535)] = 8001
     bind_address: str = "0.0.0.0"  # noqa: S104 - a pod's address is not known beforehand

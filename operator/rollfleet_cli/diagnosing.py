@@ -14,6 +14,7 @@ from rollfleet_cli.remedies import (
     ENGINES,
     EXIT_CODES,
     FAILED,
+    IGNORED,
     JOINING,
     NOT_ACCEPTED,
     OPERATOR,
@@ -142,10 +143,13 @@ def _not_ready(pod: HelperPod) -> str:
 
 
 def _refusals(snapshot: Snapshot, fleet: RolloutEngine) -> Iterator[Finding]:
-    """What is not accepted."""
+    """What is not accepted, or has no effect."""
     accepted = find(fleet.status.conditions, "Accepted")
     if accepted is not None and not holds(accepted):
         yield _finding(f"RolloutEngine/{fleet.metadata.name}", accepted.reason, accepted.message, UNAVAILABLE)
+    ignored = find(fleet.status.conditions, "SettingsIgnored")
+    if ignored is not None and holds(ignored):
+        yield _finding(f"RolloutEngine/{fleet.metadata.name}", ignored.reason, ignored.message, IGNORED)
     for version in snapshot.versions:
         said = find(version.status.conditions, "Accepted")
         if said is not None and not holds(said):

@@ -51,6 +51,13 @@ NOT_ACCEPTED = {  # of a WeightVersion
     ),
 }
 
+IGNORED = {  # condition SettingsIgnored of a RolloutEngine
+    "RlConfigDisabled": Remedy(
+        "optional fields of spec.rlConfig are set, and spec.rlConfig.enabled is false: they have no effect",
+        "set enabled to true, or remove them",
+    ),
+}
+
 WAITING = {  # phase Pending
     "WaitingForFleet": Remedy(
         "the engines have not verified version 0 yet", "wait; else cure what keeps the fleet closed"

@@ -30,7 +30,7 @@ async def _answered(session: aiohttp.ClientSession, fleet: Fleet) -> list[float]
 
 
 async def test_c30_ranks_through_the_router(environment: Environment, fleet: Fleet) -> None:
-    await fleet.create(environment.simulated(), 1, parallelism={"data": RANKS})
+    await fleet.create(environment.simulated(), 1, parallelism={"data": RANKS}, accelerator={"perPod": 0})
     await fleet.serving(1)
     url = await fleet.url()
     async with aiohttp.ClientSession(timeout=TIMEOUT) as session:

@@ -48,7 +48,7 @@ def condition(version: Manifest, kind: str) -> tuple[str, str]:
 
 
 async def test_wait_lets_requests_end_and_keep_takes_them_along(world: World) -> None:
-    await serve(world, parallelism={"data": RANKS})
+    await serve(world, parallelism={"data": RANKS}, accelerator={"perPod": 0})
     pods = await world.pods()
     async with httpx.AsyncClient(timeout=60) as client:
         for version, mode in ((1, "wait"), (2, "keep"), (3, "abort")):

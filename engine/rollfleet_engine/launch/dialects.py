@@ -1,23 +1,20 @@
-"""What differs between vLLM releases on the command line. One entry per range of releases; others are refused."""
+"""What differs between vLLM releases on the command line: the only place that knows releases.
+
+The table covers all releases from the first on without a gap. A range is either spoken, its words read from and tried
+with the argument parsers of the releases in `verified`, or it says why it is not.
+"""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+from rollfleet_engine.launch.reserved import RESERVED_OPTIONS, RESERVED_VARIABLES, Reserved
+from rollfleet_engine.launch.words import Absent, Exclusion, Feature, Option, Vocabulary, Words
+
 Release = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """An option or variable that users may not set, and why."""
-
-    name: str  # with a trailing * for all that begin so
-    reason: str
-
-    def covers(self, name: str) -> bool:
-        """Whether `name` is meant."""
-        return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
+_RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?P<development>\.?dev\d+)?(?:\.?post\d+)?(?:\+\S+)?$")
 
 
 @dataclass(frozen=True)
@@ -26,123 +23,257 @@ class Dialect:
 
     first: Release
     end: Release
-    module: str  # started with python -m
+    verified: tuple[str, ...]  # releases whose own parser was asked
     options_file: str  # beside this module
-    reserved_options: tuple[Reserved, ...]
-    reserved_variables: tuple[Reserved, ...]
+    words: Vocabulary
+    exclusions: tuple[Exclusion, ...] = ()
+    module: str = "vllm.entrypoints.openai.api_server"  # started with python -m
+    development: bool = False  # builds between two releases count too
 
     @property
     def releases(self) -> str:
         """For messages."""
         return f">={_text(self.first)},<{_text(self.end)}"
 
+    @property
+    def reserved_options(self) -> tuple[Reserved, ...]:
+        """Those that this range has."""
+        known = self.option_names()
+        return tuple(rule for rule in RESERVED_OPTIONS if any(rule.covers(name) for name in known))
+
+    @property
+    def reserved_variables(self) -> tuple[Reserved, ...]:
+        """Variables that are not the user's to set."""
+        return RESERVED_VARIABLES
+
     def option_names(self) -> frozenset[str]:
         """All options that this release's parser knows."""
         return _read_options(self.options_file)
 
 
-_OURS = "the launcher sets it"
-_SPEC_MODEL = "it comes from spec.model"
-_DATA = "the number of data-parallel ranks comes from spec.parallelism.data"
-_IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
-_NO_GATE = "it starts servers that the guard does not stand in front of"
-_LOG = "the launcher reads the engine's log for the cause of a failure"
-_WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
+@dataclass(frozen=True)
+class Unspoken:
+    """A range that no plan is made for."""
 
-_RESERVED_OPTIONS = (
-    Reserved("--middleware", _IN_FRONT),
-    Reserved("--root-path", "it moves the paths by which the guard tells inference from control"),
-    Reserved("--host", f"{_OURS} (bindAddress)"),
-    Reserved("--port", f"{_OURS} (servingPort)"),
-    Reserved("--uds", _IN_FRONT),
-    Reserved("--ssl-*", "the serving port speaks plain HTTP inside the cluster; TLS is on the control port"),
-    Reserved(
-        "--enable-ssl-refresh", "the serving port speaks plain HTTP inside the cluster; TLS is on the control port"
-    ),
-    Reserved("--api-server-count", f"every API server process would have a gate of its own; {_OURS} to 1"),
-    Reserved("-asc", f"every API server process would have a gate of its own; {_OURS} to 1"),
-    Reserved("--headless", "an engine without an API server has no guard"),
-    Reserved("--grpc", _NO_GATE),
-    Reserved("--data-parallel-supervisor-port", _NO_GATE),
-    Reserved("--data-parallel-multi-port-external-lb", _NO_GATE),
-    Reserved("-dpm", _NO_GATE),
-    Reserved("--data-parallel-external-lb", _NO_GATE),
-    Reserved("-dpe", _NO_GATE),
-    Reserved("--data-parallel-hybrid-lb", _NO_GATE),
-    Reserved("-dph", _NO_GATE),
-    *(Reserved(name, _DATA) for name in ("--data-parallel-size", "-dp")),
-    *(
-        Reserved(name, f"NotSupported: an engine is one pod, with all ranks in it; {_DATA}")
-        for name in (
-            *("--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
-            *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"),
-        )
-    ),
-    Reserved("--enable-elastic-ep", "it changes the number of workers behind the guard's back"),
-    Reserved("--worker-extension-cls", _WORKER),
-    Reserved("--worker-cls", _WORKER),
-    Reserved("--weight-transfer-config", f"{_OURS}: one composite transfer engine serves all sources"),
-    Reserved("--config", "a file could hold any of the options that are refused here; write them as arguments"),
-    Reserved("--model", _SPEC_MODEL),
-    Reserved("--served-model-name", _SPEC_MODEL),
-    Reserved("--runner", f"{_OURS}: a rollout engine generates"),
-    Reserved("--convert", "a rollout engine generates; it is not converted to another task"),
-    Reserved("--load-format", "weights are read from the safetensors files of spec.model"),
-    Reserved("--revision", "spec.model.path is a folder; it has no revisions"),
-    Reserved("--enable-lora", "NotSupported: adapters would answer under a weight version that does not name them"),
-    Reserved("--lora-modules", "NotSupported: adapters would answer under a weight version that does not name them"),
-    Reserved(
-        "--default-mm-loras", "NotSupported: adapters would answer under a weight version that does not name them"
-    ),
-    Reserved(
-        "--quantization",
-        "NotSupported: weights quantised while loading cannot be updated and verified; "
-        "a checkpoint that is stored quantised needs no flag",
-    ),
-    Reserved(
-        "-q",
-        "NotSupported: weights quantised while loading cannot be updated and verified; "
-        "a checkpoint that is stored quantised needs no flag",
-    ),
-    Reserved("--uvicorn-log-level", _LOG),
-    Reserved("--disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
-    Reserved("--no-disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
-    Reserved("--log-config-file", _LOG),
-    Reserved("--help", "it prints and ends instead of serving"),
-    Reserved("-h", "it prints and ends instead of serving"),
+    first: Release
+    end: Release
+    reason: str
+
+
+_ON_PIPELINE = "answers would lack the experts of other stages (vLLM's own check, config/vllm.py)"
+_KV_CONNECTOR = "its records are indexed by slots of the local KV cache (vLLM's own check, config/vllm.py)"
+_SPECULATION = "--speculative-config"
+_TRACE_NEEDS_V2 = "trace replay needs Model Runner V2, which does not do that"
+
+_COMMON: Mapping[Feature, Words | Absent] = {
+    Feature.SLEEP: Words(args=("--enable-sleep-mode",), env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}),
+    Feature.INSECURE_SERIALIZATION: Words(env={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}),
+    Feature.TOKENS_ONLY: Words(args=("--tokens-only",)),
+    Feature.ROUTED_EXPERTS: Words(args=("--enable-return-routed-experts",)),
+    Feature.TOOL_CALLING: Words(args=("--enable-auto-tool-choice", "--tool-call-parser", "{}")),
+    Feature.LOGPROBS_MODE: Words(args=("--logprobs-mode", "{}")),
+    Feature.MAX_LOGPROBS: Words(args=("--max-logprobs", "{}")),
+    Feature.TENSOR: Words(args=("--tensor-parallel-size", "{}")),
+    Feature.PIPELINE: Words(args=("--pipeline-parallel-size", "{}")),
+    Feature.DATA: Words(args=("--data-parallel-size", "{}")),
+    Feature.EXPERT: Words(args=("--enable-expert-parallel",)),
+}
+_ALWAYS_THERE = Words(note="served anyway")
+# Routed experts are the V1 runner's until V2 learns them (0.29, config/vllm.py).
+_BY_V1 = Words(args=("--enable-return-routed-experts",), env={"VLLM_USE_V2_MODEL_RUNNER": "0"})
+_NO_TRACE = Absent("it came with 0.29.0", "use an image with vLLM 0.29.0 or later, or set Disabled")
+_BEFORE_TRACE: Vocabulary = {
+    **_COMMON,
+    Feature.TOKEN_ENDPOINT: _ALWAYS_THERE,
+    Feature.ROUTED_EXPERTS: _BY_V1,
+    Feature.TRACE_REPLAY: _NO_TRACE,
+}
+_TRACE = Words(args=("--enable-trace-replay",), env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
+_NO_STAGES = Exclusion(Feature.ROUTED_EXPERTS, Feature.PIPELINE, _ON_PIPELINE)
+_ROUTED = (_NO_STAGES, Exclusion(Feature.ROUTED_EXPERTS, Option("--kv-transfer-config"), _KV_CONNECTOR))
+_SPLIT_SERVING = frozenset(
+    {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MoRIIOConnector", "MooncakeConnector"}
 )
 
-# model_hosting_container_standards, which vLLM's build_app bootstraps, loads handlers and middleware that these name,
-# one of them in front of all others (its common/fastapi/middleware/core.py: throttle before the engine's own).
-_SAGEMAKER = "vLLM's SageMaker layer loads code by it that runs in front of the guard or in place of its routes"
 
-_RESERVED_VARIABLES = (
-    Reserved("VLLM_USE_RUST_FRONTEND", "the Rust front end passes by ASGI middleware, and so by the guard"),
-    Reserved("VLLM_RUST_FRONTEND_PATH", "the Rust front end passes by ASGI middleware, and so by the guard"),
-    Reserved("VLLM_ALLOW_INSECURE_SERIALIZATION", "nothing that reaches an engine may be unpickled"),
-    Reserved("VLLM_LOGGING_CONFIG_PATH", _LOG),
-    Reserved("VLLM_CONFIGURE_LOGGING", _LOG),
-    Reserved("CUSTOM_FASTAPI_*", _SAGEMAKER),
-    Reserved("CUSTOM_PRE_PROCESS", _SAGEMAKER),
-    Reserved("CUSTOM_POST_PROCESS", _SAGEMAKER),
-    Reserved("CUSTOM_SCRIPT_FILENAME", _SAGEMAKER),
-    Reserved("SAGEMAKER_*", _SAGEMAKER),
-    Reserved("PYTHONHOME", "it replaces the interpreter's library"),
-    Reserved("PYTHONSTARTUP", "it runs code before the engine"),
-    Reserved("PYTHONUSERBASE", "it puts modules in front of the image's"),
-    Reserved("PYTHONINSPECT", "the engine would not end when it fails"),
-    Reserved("PYTHONOPTIMIZE", "vLLM checks its invariants by assert"),
-)
+def _trace_excludes(*others: Option) -> tuple[Exclusion, ...]:
+    return tuple(Exclusion(Feature.TRACE_REPLAY, other, _TRACE_NEEDS_V2) for other in others)
 
-DIALECTS = (
+
+RANGES: tuple[Dialect | Unspoken, ...] = (
+    Dialect(
+        first=(0, 23, 0),
+        end=(0, 24, 0),
+        verified=("0.23.0",),
+        options_file="vllm-0.23.0.options",
+        words=_BEFORE_TRACE,
+        exclusions=_ROUTED,
+    ),
+    Unspoken((0, 24, 0), (0, 27, 1), "no release of this range was tried"),
     Dialect(
         first=(0, 27, 1),
         end=(0, 28, 0),
-        module="vllm.entrypoints.openai.api_server",
+        verified=("0.27.1",),
         options_file="vllm-0.27.1.options",
-        reserved_options=_RESERVED_OPTIONS,
-        reserved_variables=_RESERVED_VARIABLES,
+        words=_BEFORE_TRACE,
+        exclusions=_ROUTED,
     ),
+    Unspoken((0, 28, 0), (0, 29, 0), "no release of this range was tried"),
+    # Builds between 0.29 and 0.30 have the token routes only where a variable asks for them (vllm#54579), 0.30 where a
+    # flag does (vllm#55176); 0.29.0 itself serves them anyway and warns of the variable.
+    Dialect(
+        first=(0, 29, 0),
+        end=(0, 30, 0),
+        verified=("0.29.0",),
+        options_file="vllm-0.29.0.options",
+        words={
+            **_COMMON,
+            Feature.TOKEN_ENDPOINT: Words(env={"VLLM_ENABLE_SCALE_OUT_ENDPOINTS": "1"}),
+            Feature.TRACE_REPLAY: _TRACE,
+        },
+        exclusions=(
+            *_ROUTED,
+            *_trace_excludes(
+                Option("--enable-dbo"),
+                Option("--kv-sharing-fast-prefill"),
+                Option("--logits-processors"),
+                Option(_SPECULATION, "method", frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"})),
+            ),
+        ),
+        development=True,
+    ),
+    Unspoken((0, 30, 0), (0, 32, 0), "no release of this range was tried"),
+    Dialect(
+        first=(0, 32, 0),
+        end=(0, 33, 0),
+        verified=("0.32.0",),
+        options_file="vllm-0.32.0.options",
+        words={
+            **_COMMON,
+            Feature.TOKEN_ENDPOINT: Words(args=("--enable-scale-out",)),
+            Feature.TRACE_REPLAY: _TRACE,
+        },
+        exclusions=(
+            _NO_STAGES,
+            Exclusion(
+                Feature.ROUTED_EXPERTS,
+                Option("--kv-transfer-config", "kv_connector", _SPLIT_SERVING),
+                "records of prefill do not travel with the KV cache (vLLM's own check, config/vllm.py)",
+            ),
+            Exclusion(
+                Feature.ROUTED_EXPERTS,
+                Option("--no-enable-prefix-caching"),
+                "its output connector needs prefix caching (vLLM's own check, config/vllm.py)",
+            ),
+            Exclusion(
+                Feature.ROUTED_EXPERTS,
+                Feature.BATCH_INVARIANT,
+                "routed experts need prefix caching, which batch invariance switches off",
+            ),
+            *_trace_excludes(
+                Option(_SPECULATION, "method", frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})),
+            ),
+        ),
+    ),
+)
+DIALECTS = tuple(each for each in RANGES if isinstance(each, Dialect))
+
+
+@dataclass(frozen=True)
+class PlatformWords:
+    """What a platform adds to, and changes in, the words of every release."""
+
+    name: str
+    words: Vocabulary
+    env: Mapping[str, str] = field(default_factory=dict)  # for every engine
+    cleans_allocator: bool = False  # rl_config takes expandable_segments out of PYTORCH_NPU_ALLOC_CONF
+
+
+_NPU = "it is vLLM-Ascend's: this engine has another platform"
+_NO_NPU = Absent(_NPU, "use an image with vLLM-Ascend, or set it to false")
+_FOR_CPU = Absent("it is for CPUs", "use hccl, or ipc for mode Colocated")
+_V2_NEEDS_TRITON = "Model Runner V2 needs Triton on the device, and the CPU has none"
+CPU = PlatformWords(
+    name="CPU",
+    env={"VLLM_TARGET_DEVICE": "cpu"},
+    words={
+        Feature.RL_MODE: Words(note="nothing to change: no FRACTAL_NZ, no NPU allocator"),
+        Feature.EXTRA_CLEANUP: _NO_NPU,
+        Feature.TRAINING_CONSISTENCY: _NO_NPU,
+        Feature.BATCH_INVARIANT: _NO_NPU,
+        # vLLM refuses the flag there (config/model.py: is_sleep_mode_available).
+        Feature.SLEEP: Words(env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, note="no flag: vLLM refuses it on CPUs"),
+        Feature.HCCL: Absent(_NPU, "use gloo"),
+        Feature.IPC: Absent(_NPU, "use shm"),
+        Feature.GLOO: Words(),
+        Feature.SHM: Words(),
+        Feature.ROUTED_EXPERTS: Absent("vLLM's CPU back end does not record them", "set Disabled, or use NPUs"),
+        Feature.TRACE_REPLAY: Absent(_V2_NEEDS_TRITON, "set Disabled, or use NPUs"),
+    },
+)
+_NOTHING = Words(note="no effect on a simulator")
+SIMULATOR = PlatformWords(
+    name="simulator",
+    words={
+        **dict.fromkeys(
+            (
+                *(Feature.RL_MODE, Feature.EXTRA_CLEANUP, Feature.TRAINING_CONSISTENCY, Feature.BATCH_INVARIANT),
+                *(Feature.SLEEP, Feature.HCCL, Feature.IPC, Feature.GLOO, Feature.SHM),
+                Feature.INSECURE_SERIALIZATION,
+            ),
+            _NOTHING,
+        ),
+    },
+)
+
+_NZ_OFF = {"VLLM_ASCEND_ENABLE_NZ": "0"}
+# FA3 and batch-invariant attention cannot be captured (vllm-ascend, docs/source/user_guide/feature_guide).
+_PIECEWISE: Mapping[str, str] = {"cudagraph_mode": "PIECEWISE"}
+_DETERMINISTIC = {"VLLM_BATCH_INVARIANT": "1", "HCCL_DETERMINISTIC": "strict", "LCCL_DETERMINISTIC": "1"}
+# Not switched off by vLLM-Ascend itself (vllm-ascend#16232): results would still depend on the batch.
+_ONE_PREFILL = ("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--block-size", "128")
+_MANY_PREFILLS = ("--enable-chunked-prefill", "--enable-prefix-caching")
+_ASCEND_TRANSFER: Vocabulary = {
+    Feature.HCCL: Words(note="registered by vLLM-Ascend as hccl"),
+    Feature.IPC: Words(note="registered by vLLM-Ascend as npu_ipc"),
+    Feature.GLOO: _FOR_CPU,
+    Feature.SHM: _FOR_CPU,
+}
+# 0.23 to 0.26: no rl_config, so that the launcher brings about what it would (vllm_ascend/ascend_config.py, worker.py:
+# waking asks the setting, updating asks the variable; platform.py: FA3 only under batch invariance).
+ASCEND_BEFORE_RL_CONFIG = PlatformWords(
+    name="vLLM-Ascend 0.23",
+    cleans_allocator=True,
+    words={
+        **_ASCEND_TRANSFER,
+        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"weight_nz_mode": 0}),
+        Feature.EXTRA_CLEANUP: Words(additional={"enable_sleep_mode_extra_cleanup": True}),
+        Feature.TRAINING_CONSISTENCY: Words(
+            args=("--attention-backend", "FLASH_ATTN"), compilation=_PIECEWISE, needs=Feature.BATCH_INVARIANT
+        ),
+        Feature.BATCH_INVARIANT: Words(
+            args=_ONE_PREFILL, env=_DETERMINISTIC, compilation=_PIECEWISE, forbids=_MANY_PREFILLS
+        ),
+    },
+)
+ASCEND = PlatformWords(
+    name="vLLM-Ascend with rl_config",
+    cleans_allocator=True,
+    words={
+        **_ASCEND_TRANSFER,
+        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"rl_config": {"enabled": True}}),
+        Feature.EXTRA_CLEANUP: Words(additional={"rl_config": {"sleep_mode_extra_cleanup": True}}),
+        Feature.TRAINING_CONSISTENCY: Words(
+            additional={"rl_config": {"enable_training_consistency": True}}, compilation=_PIECEWISE
+        ),
+        Feature.BATCH_INVARIANT: Words(
+            args=_ONE_PREFILL,
+            env=_DETERMINISTIC,
+            additional={"rl_config": {"enable_batch_invariant": True}},
+            compilation=_PIECEWISE,
+            forbids=_MANY_PREFILLS,
+        ),
+    },
 )
 
 
@@ -151,20 +282,29 @@ def supported_releases() -> str:
     return ", ".join(dialect.releases for dialect in DIALECTS)
 
 
-def dialect_of(release: str) -> Dialect | None:
-    """The dialect that a release speaks, or None where it is not known."""
-    numbers = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?(?:\.?post\d+)?(?:\+\S+)?$", release)
-    if numbers is None:  # a release candidate or a development build is no release
+def range_of(release: str) -> Dialect | Unspoken | None:
+    """The range that a release belongs to; None where it is older, newer, or no release."""
+    numbers = _RELEASE.match(release)
+    if numbers is None:  # a release candidate
         return None
     parsed = (int(numbers[1]), int(numbers[2]), int(numbers[3] or 0))
-    return next((dialect for dialect in DIALECTS if dialect.first <= parsed < dialect.end), None)
+    found = next((each for each in RANGES if each.first <= parsed < each.end), None)
+    if numbers["development"] and not (isinstance(found, Dialect) and found.development):
+        return None
+    return found
 
 
-def _text(release: Release) -> str:
-    return ".".join(str(number) for number in release)
+def dialect_of(release: str) -> Dialect | None:
+    """The dialect that a release speaks, or None where it is not known."""
+    found = range_of(release)
+    return found if isinstance(found, Dialect) else None
 
 
 @cache
 def _read_options(name: str) -> frozenset[str]:
-    lines = files(__package__).joinpath(name).read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
+    lines = (files(__package__) / name).read_text(encoding="utf-8").splitlines()
+    return frozenset(line for line in lines if line.startswith("-"))
+
+
+def _text(release: Release) -> str:
+    return ".".join(str(number) for number in release)

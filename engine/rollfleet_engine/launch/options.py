@@ -5,6 +5,7 @@ first dot count as dashes, `--x.key value` is the JSON option `--x`, `--x=y` is 
 unambiguous prefix of a long option stands for it. After a bare `--` everything is positional.
 """
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -51,3 +52,40 @@ def _resolve(name: str, known: frozenset[str]) -> tuple[str, ...]:
     if not name.startswith("--") and name[:2] in known:
         found.add(name[:2])  # a short option with its value attached: -qawq
     return tuple(sorted(found))
+
+
+@dataclass(frozen=True)
+class Given:
+    """An option that a command line gives, with its value."""
+
+    spelling: Spelling
+    value: str | None  # None: none is written, so that it is a switch or the line is broken
+
+    def member(self, key: str) -> str | None:
+        """The value of one key of an option that takes JSON, written as a whole or as --option.key value."""
+        path, _, attached = self.spelling.word.partition("=")
+        if "." in path:
+            return (attached or self.value) if path.partition(".")[2] == key else None
+        try:
+            found = json.loads(self.value or "")
+        except ValueError:
+            return None  # vLLM's parser says what is wrong with it
+        return str(found[key]) if isinstance(found, dict) and key in found else None
+
+
+def given_options(arguments: tuple[str, ...], known: frozenset[str]) -> Iterator[tuple[str, Given]]:
+    """Each option that is spelt so that it stands for one, by its name in full."""
+    for index, word in enumerate(arguments):
+        if word == "--":
+            return
+        spelling = next(spellings((word,), known), None)
+        if spelling is None or not spelling.exact:
+            continue
+        following = arguments[index + 1] if index + 1 < len(arguments) else None
+        if "=" in word:
+            value: str | None = word.partition("=")[2]
+        elif following is not None and not any(spellings((following,), known)):
+            value = following
+        else:
+            value = None
+        yield spelling.options[0], Given(spelling, value)

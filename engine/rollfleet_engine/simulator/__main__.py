@@ -52,7 +52,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-model-len", type=int)
-    parser.add_argument("--data-parallel-size", type=int, default=1)
+    for size in ("--data-parallel-size", "--tensor-parallel-size", "--pipeline-parallel-size"):
+        parser.add_argument(size, type=int, default=1)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     faults, others = own.parse_known_args(argv)
     known, without_effect = parser.parse_known_args(others, faults)
@@ -72,7 +73,13 @@ async def _serve(
     arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig, faults: Faults | None
 ) -> None:
     seconds_per_token = float(os.environ.get(PACE_VARIABLE, _DEFAULT_PACE_MS)) / 1000
-    core = Core(load_model(arguments.model), seconds_per_token, process.alive, arguments.data_parallel_size)
+    core = Core(
+        load_model(arguments.model),
+        seconds_per_token,
+        process.alive,
+        arguments.data_parallel_size,
+        arguments.tensor_parallel_size * arguments.pipeline_parallel_size,
+    )
     limits = Limits(arguments.served_model_name, _model_len(arguments))
     app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
     print_routes(app)

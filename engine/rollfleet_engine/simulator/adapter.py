@@ -37,7 +37,7 @@ class SimulatorAdapter:
             engine="simulator",
             engine_version=RELEASE,
             model=self._model,
-            world_size=self._core.ranks,
+            world_size=self._core.workers,
             data_parallel_size=self._core.ranks,
             capabilities=CAPABILITIES,
         )

@@ -81,9 +81,15 @@ class Core:
     """Everything that vLLM's engine core is for the guard and for clients."""
 
     def __init__(
-        self, weights: HeldWeights, seconds_per_token: float, alive: Callable[[], bool], ranks: int = 1
+        self,
+        weights: HeldWeights,
+        seconds_per_token: float,
+        alive: Callable[[], bool],
+        ranks: int = 1,
+        workers_per_rank: int = 1,
     ) -> None:
         self.weights = weights
+        self.workers = ranks * workers_per_rank  # as if each were a process with a device
         self.counters = tuple(Counters() for _ in range(ranks))  # of every data-parallel rank
         self._next_rank = itertools.cycle(range(ranks))
         self.paused = False

@@ -6,11 +6,21 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from rollfleet_operator.api.launch import (
+    EngineOptions,
+    Features,
+    Parallelism,
+    RlConfig,
+    SleepMode,
+    WeightTransfer,
+    launch_rules,
+)
 from rollfleet_operator.api.members import MAX_MEMBERS, Member
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
 from rollfleet_operator.api.records import Aftermath, Committed, LastFinished, Outcome, Previous
 from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
+from rollfleet_protocol.launch_settings import FleetMode
 
 __all__ = [
     "Aftermath",
@@ -67,12 +77,6 @@ SecretRef = Annotated[dict[str, str], WithJsonSchema(NAME_REF_SCHEMA)]
 LabelValue = Annotated[str, Field(max_length=63)]
 
 
-class FleetMode(StrEnum):
-    """Where trainer and engines run."""
-
-    DISAGGREGATED = "Disaggregated"  # on different NPUs
-
-
 class Model(ApiModel):
     """The model that engines load at start: version 0 of a fleet."""
 
@@ -80,13 +84,6 @@ class Model(ApiModel):
     """Directory of the model, relative to volumes.model; "." is the volume itself."""
     served_name: Annotated[str, Field(min_length=1, max_length=253)]
     """The `model` that clients name in their requests."""
-
-
-class Parallelism(ApiModel):
-    """How one engine spreads over its devices. Tensor and pipeline parallelism are flags of `engine.args`."""
-
-    data: Annotated[int, Field(ge=1, le=64)] = 1
-    """Data-parallel ranks of each engine: cores of their own behind one address. All are closed, loaded and probed."""
 
 
 class Accelerator(ApiModel):
@@ -126,39 +123,6 @@ class EnvVar(ApiModel):
     """Name, unique in the list."""
     value: Annotated[str, Field(max_length=32768)] = ""
     """Value."""
-
-
-_OWNED_FLAGS = (
-    "model|served[-_]model[-_]name|host|port|uds|api[-_]server[-_]count|middleware|root[-_]path|"
-    "worker[-_]extension[-_]cls|grpc|data[-_]parallel[-_]size"
-)
-
-
-class EngineOptions(ApiModel):
-    """What goes to vLLM as it is."""
-
-    args: Annotated[
-        tuple[
-            Annotated[
-                str,
-                Field(
-                    max_length=4096,
-                    json_schema_extra=rules(
-                        rule(
-                            f"!self.matches('^--({_OWNED_FLAGS})(=|$)')",
-                            "spec.engine.args must not set --model, --served-model-name (both: spec.model), --host, "
-                            "--port, --uds, --api-server-count, --middleware, --root-path, --worker-extension-cls, "
-                            "--data-parallel-size (spec.parallelism.data) or --grpc: the launcher sets them, or they "
-                            "lead round the guard",
-                        )
-                    ),
-                ),
-            ],
-            ...,
-        ],
-        Field(max_length=128),
-    ] = ()
-    """Further flags of vLLM's server. What contradicts the spec or bypasses the guard is refused, here or at launch."""
 
 
 class RouterMode(StrEnum):
@@ -263,7 +227,8 @@ class RolloutEngineSpec(
             "(!has(self.resources.requests) || !(self.accelerator.resourceName in self.resources.requests)))",
             "spec.resources must not name spec.accelerator.resourceName: set spec.accelerator.perPod",
             field=".resources",
-        )
+        ),
+        *launch_rules(),
     ),
 ):
     """Desired fleet."""
@@ -271,7 +236,8 @@ class RolloutEngineSpec(
     replicas: Annotated[int, Field(ge=0, le=1000)] = 1
     """Engines of the fleet. The scale subresource sets it."""
     mode: FleetMode = FleetMode.DISAGGREGATED
-    """Where trainer and engines run: on different NPUs."""
+    """Where trainer and engines run. Disaggregated: on different NPUs. Colocated: on the same; engines start with sleep
+    mode and may take handles (ipc, shm). The trainer beside them is not the operator's work yet."""
     image: Annotated[str, Field(min_length=1, max_length=1024)]
     """Image of the engine, made by Dockerfile.engine."""
     image_pull_policy: PullPolicy | None = None
@@ -301,6 +267,14 @@ class RolloutEngineSpec(
     """How one engine spreads over its devices."""
     accelerator: Accelerator = Accelerator()
     """Devices of each engine."""
+    rl_config: RlConfig = RlConfig()
+    """vLLM-Ascend's switch for reinforcement learning, and what it may switch on besides."""
+    sleep_mode: SleepMode = SleepMode.DISABLED
+    """Enabled: engines can give their memory to a trainer on the same NPUs."""
+    weight_transfer: WeightTransfer | None = None
+    """How a trainer pushes weights; absent where they come from checkpoints only."""
+    features: Features = Features()
+    """What engines can do beyond completing prompts."""
     engine: EngineOptions = EngineOptions()
     """What goes to vLLM as it is."""
     router: Router = Router()
@@ -369,7 +343,7 @@ class RolloutEngineStatus(ApiModel):
     proven_template: str = ""
     """Hash of the newest pod template of which an engine has served."""
     conditions: Conditions = ()
-    """Accepted, Available, Progressing, WeightsCurrent, Degraded."""
+    """Accepted, Available, Progressing, WeightsCurrent, Degraded, SettingsIgnored."""
 
 
 class RolloutEngine(

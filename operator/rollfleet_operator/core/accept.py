@@ -4,21 +4,27 @@ The API server's rules are checked again: its CRDs may be older than we are.
 A message names the field, says what is wrong, and what to do.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine, WhenClosedType
 from rollfleet_operator.api.volumes import VolumeSource
 from rollfleet_operator.api.weightversion import FailureType, PauseMode, WeightVersion
+from rollfleet_operator.core.objects.pod import engine_config
 from rollfleet_operator.core.observed import Settings
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.steps import source_of
+from rollfleet_protocol.launch_rules import faults
 
 RESERVED_ENV = (
     *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "PYTHONPATH", "PYTHONHOME"),
     *("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"),
 )
+# Of each of vLLM's own JSON settings: they go to the pod in its environment. The longest in vLLM-Ascend's docs has 400.
+MAX_SETTINGS_BYTES = 16 * 1024
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,7 +46,7 @@ def _refused(reason: Reason, message: str) -> Verdict:
 
 def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
     """Whether engines may be made from this."""
-    for field, text in _faults(fleet):
+    for field, text in chain(_faults(fleet), _launch_faults(fleet, settings)):
         return _refused(Reason.INVALID_SPEC, f"{field} {text}")
     if not settings.host_path_allowed:
         for field, source in _sources(fleet):
@@ -85,6 +91,22 @@ def _faults(fleet: RolloutEngine) -> Iterator[tuple[str, str]]:
                 f"spec.resources.{kind}",
                 f"must not name {spec.accelerator.resource_name}: set spec.accelerator.perPod",
             )
+
+
+def _launch_faults(fleet: RolloutEngine, settings: Settings) -> Iterator[tuple[str, str]]:
+    """What a launcher would refuse whatever its release, before a pod is made for it."""
+    spec = fleet.spec
+    for name, value in (
+        ("additionalConfig", spec.engine.additional_config),
+        ("compilationConfig", spec.engine.compilation_config),
+    ):
+        if len(json.dumps(value)) > MAX_SETTINGS_BYTES:
+            yield f"spec.engine.{name}", f"must not be longer than {MAX_SETTINGS_BYTES} bytes as JSON"
+    devices = spec.parallelism.workers
+    if 0 < spec.accelerator.per_pod < devices:
+        text = f"asks for {devices} devices (tensor x pipeline x data), more than spec.accelerator.perPod"
+        yield "spec.parallelism", f"{text} ({spec.accelerator.per_pod})"
+    yield from faults(engine_config(fleet, settings))
 
 
 def _repeated(field: str, key: str, values: list[str]) -> Iterator[tuple[str, str]]:

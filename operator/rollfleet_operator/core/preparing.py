@@ -149,10 +149,15 @@ def _lacking(update: Update, state: EngineState) -> str:
     """Capabilities that the update needs and the engine does not name."""
     needed = (*NEEDED, f"pause/{update.weight_version.spec.pause.mode.value}")
     lacking = [need for need in needed if need not in state.facts.capabilities]
-    ranks, wanted = state.facts.data_parallel_size, update.world.fleet.spec.parallelism.data
-    if ranks != wanted:
-        lacking.append(f"{wanted} data-parallel ranks (spec.parallelism.data): it reports {ranks}")
-    return ", ".join(lacking + (["workers"] if state.facts.world_size < 1 else []))
+    parallelism = update.world.fleet.spec.parallelism
+    ranks, workers = state.facts.data_parallel_size, state.facts.world_size
+    if ranks != parallelism.data:
+        lacking.append(f"{parallelism.data} data-parallel ranks (spec.parallelism.data): it reports {ranks}")
+    elif workers != parallelism.workers:
+        lacking.append(
+            f"{parallelism.workers} workers (spec.parallelism: tensor x pipeline x data): it reports {workers}"
+        )
+    return ", ".join(lacking)
 
 
 def _unfit(update: Update, state: EngineState) -> tuple[str, str]:

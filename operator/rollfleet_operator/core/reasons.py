@@ -50,6 +50,9 @@ class Reason(StrEnum):
     NOT_ALL_CURRENT = "NotAllCurrent", "Some engines do not hold the committed version yet."
     PROBES_DISAGREE = "ProbesDisagree", "Engines answer the probe differently under what should be the same weights."
 
+    RL_CONFIG_DISABLED = "RlConfigDisabled", "Fields of spec.rlConfig are set without spec.rlConfig.enabled."
+    NOTHING_IGNORED = "NothingIgnored", "Every field of the spec has its effect."
+
     # steps of an update
     PENDING = "Pending", "The update has not begun."
     PREPARING = "Preparing", "Engines read and check the checkpoint while they serve."

@@ -8,9 +8,10 @@ from rollfleet_operator.api.rolloutengine import EnginesSummary, RolloutEngineSt
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.commit import CommitPlan
-from rollfleet_operator.core.conditions import Claim, claim, merge
+from rollfleet_operator.core.conditions import Claim, claim, find, merge
 from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.engine_states import JOINING, UNWELL, Doing, EngineNote, summarise
+from rollfleet_operator.core.objects.launch import launch_settings
 from rollfleet_operator.core.policies import PROGRESS_S
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
@@ -52,7 +53,7 @@ def fleet_status(findings: Findings, work: Work) -> RolloutEngineStatus:
     old = fleet.status
     name, namespace = fleet.metadata.name, fleet.metadata.namespace
     known = _everybody_was_asked(findings.world)
-    claims = _claims(findings) if known else (_accepted(findings),)
+    claims = (*(_claims(findings) if known else (_accepted(findings),)), *_ignored(findings))
     status = old.model_copy(
         update={
             "observed_generation": fleet.metadata.generation,
@@ -121,6 +122,18 @@ def _claims(findings: Findings) -> tuple[Claim, ...]:
         _weights_current(findings),
         _degraded(findings),
     )
+
+
+def _ignored(findings: Findings) -> tuple[Claim, ...]:
+    """Only where something is ignored, or was."""
+    fleet = findings.world.fleet
+    flags = launch_settings(fleet.spec)["rl_config"].ignored_flags
+    if flags:
+        names = ", ".join(f"spec.rlConfig.{name}" for name in flags)
+        text = f"{names} without effect: spec.rlConfig.enabled is false. Set it to true, or remove them"
+        return (claim("SettingsIgnored", True, Reason.RL_CONFIG_DISABLED, text),)
+    told_before = find(fleet.status.conditions, "SettingsIgnored") is not None
+    return (claim("SettingsIgnored", False, Reason.NOTHING_IGNORED),) if told_before else ()
 
 
 def _available(findings: Findings) -> Claim:

@@ -17,6 +17,8 @@ from tests.support.objects import full_fleet_status, full_weight_version_status
 from tests.support.schemas import unknown_fields, violations, walk
 
 ROOT = Path(__file__).parents[3]
+# vLLM's own settings, whose keys are its to name; the operator bounds and judges them (core/accept.py).
+VLLMS_OWN = {".spec.engine.additionalConfig", ".spec.engine.compilationConfig"}
 MAX_BYTES = 100 * 1024
 kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.short_name)
 
@@ -39,9 +41,9 @@ def test_every_node_is_structural(kind: Kind) -> None:
 def test_no_object_is_open(kind: Kind) -> None:
     """An open object would swallow misspelt fields. metadata is the API server's own."""
     for path, node in walk(build_schema(kind)):
-        if node.get("type") == "object" and path != ".metadata":
+        if node.get("type") == "object" and path != ".metadata" and path not in VLLMS_OWN:
             assert node.get("properties") or node.get("additionalProperties"), path
-        assert "x-kubernetes-preserve-unknown-fields" not in node, path
+        assert ("x-kubernetes-preserve-unknown-fields" in node) is (path in VLLMS_OWN), path
 
 
 @kinds

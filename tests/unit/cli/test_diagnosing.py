@@ -20,6 +20,7 @@ from rollfleet_cli.remedies import (
     ENGINES,
     EXIT_CODES,
     FAILED,
+    IGNORED,
     JOINING,
     NOT_ACCEPTED,
     STEPS,
@@ -206,8 +207,17 @@ def test_an_engine_that_ended(code: str) -> None:
     assert WORDS in found.words
 
 
+@pytest.mark.parametrize("reason", rows_of("A fleet's settings have no effect", "reason"))
+def test_settings_without_effect(reason: str) -> None:
+    said = make_condition("SettingsIgnored", holds=True, reason=reason, message=WORDS)
+    status = well_fleet().status
+    fleet = well_fleet(conditions=(*status.conditions, said))
+    assert check(findings(fleet), reason, IGNORED).words == WORDS
+
+
 def test_every_remedy_is_documented() -> None:
     assert set(NOT_ACCEPTED) == set(rows_of("A WeightVersion is not followed", "reason"))
+    assert set(IGNORED) == set(rows_of("A fleet's settings have no effect", "reason"))
     assert set(WAITING) == set(rows_of("A WeightVersion waits", "reason of Active"))
     assert set(FAILED) == set(rows_of("An update hangs or failed", "reason"))
     assert set(STEPS) == set(rows_of("An update hangs or failed", "engine at"))

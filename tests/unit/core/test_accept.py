@@ -5,7 +5,19 @@ from typing import Any
 
 import pytest
 
+from rollfleet_operator.api.launch import (
+    EngineOptions,
+    Features,
+    InsecureSerialization,
+    Parallelism,
+    RlConfig,
+    SleepMode,
+    Switch,
+    ToolCalling,
+    WeightTransfer,
+)
 from rollfleet_operator.api.rolloutengine import (
+    Accelerator,
     Committed,
     EnvVar,
     Hold,
@@ -16,8 +28,16 @@ from rollfleet_operator.api.rolloutengine import (
 )
 from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.api.weightversion import Source, SourceType
-from rollfleet_operator.core.accept import in_charge, judge_fleet, judge_orphan, judge_weight_version, path_fault
+from rollfleet_operator.core.accept import (
+    MAX_SETTINGS_BYTES,
+    in_charge,
+    judge_fleet,
+    judge_orphan,
+    judge_weight_version,
+    path_fault,
+)
 from rollfleet_operator.core.reasons import Reason
+from rollfleet_protocol.launch_settings import FleetMode, TokenEndpoint, TransferBackend
 from tests.support.builders import (
     NOW,
     make_claim,
@@ -28,6 +48,7 @@ from tests.support.builders import (
 )
 from tests.support.simulated_updates import ROLLBACK
 
+COLOCATED: dict[str, Any] = {"mode": FleetMode.COLOCATED, "sleep_mode": SleepMode.ENABLED}
 HOST = VolumeSource(host_path={"path": "/data"})
 
 
@@ -50,6 +71,59 @@ FLEET_FAULTS = {
     "a mount path twice": ({"volumes": volumes(extra=(extra("a", "/x"), extra("b", "/x")))}, "mountPath '/x'"),
     "a variable of ours": ({"env": (EnvVar(name="PYTHONPATH", value="/x"),)}, "spec.env[PYTHONPATH]"),
     "a variable twice": ({"env": (EnvVar(name="A"), EnvVar(name="A"))}, "spec.env has two entries"),
+    "more workers than devices": (
+        {"parallelism": Parallelism(tensor=2, data=4), "accelerator": Accelerator(per_pod=4)},
+        "spec.parallelism asks for 8 devices (tensor x pipeline x data), more than spec.accelerator.perPod (4)",
+    ),
+    "colocated without sleep": ({"mode": FleetMode.COLOCATED}, "spec.sleepMode must be Enabled"),
+    "handles between different NPUs": (
+        {"weight_transfer": WeightTransfer(backend=TransferBackend.IPC)},
+        "spec.weightTransfer.backend ipc needs spec.mode Colocated",
+    ),
+    "collectives on one NPU": (
+        {**COLOCATED, "weight_transfer": WeightTransfer(backend=TransferBackend.HCCL)},
+        "spec.weightTransfer.backend hccl needs spec.mode Disaggregated",
+    ),
+    "consent where nothing is pickled": (
+        {
+            **COLOCATED,
+            "weight_transfer": WeightTransfer(
+                backend=TransferBackend.SHM, insecure_serialization=InsecureSerialization.ALLOWED
+            ),
+        },
+        "spec.weightTransfer.insecureSerialization may be Allowed",
+    ),
+    "cleaning up without sleep": (
+        {"rl_config": RlConfig(sleep_mode_extra_cleanup=True)},
+        "spec.rlConfig.sleepModeExtraCleanup needs spec.sleepMode Enabled",
+    ),
+    "tools without chat": (
+        {"features": Features(token_endpoint=TokenEndpoint.TOKENS_ONLY, tool_calling=ToolCalling(parser="hermes"))},
+        "spec.features.tokenEndpoint TokensOnly excludes spec.features.toolCalling",
+    ),
+    "traces that nobody can send": (
+        {"features": Features(trace_replay=Switch.ENABLED)},
+        "spec.features.traceReplay needs spec.features.tokenEndpoint",
+    ),
+    "formats that updates cannot write": (
+        {"engine": EngineOptions(additional_config={"weight_nz_mode": 1})},
+        "spec.engine.additionalConfig.weight_nz_mode is 1, but spec.rlConfig.enabled needs 0",
+    ),
+    "a key that rl_config does not have": (
+        {"engine": EngineOptions(additional_config={"rl_config": {"refresh": True}})},
+        "spec.engine.additionalConfig.rl_config.refresh is no key",
+    ),
+    "graphs that hold attention": (
+        {
+            "rl_config": RlConfig(enable_batch_invariant=True),
+            "engine": EngineOptions(compilation_config={"cudagraph_mode": "FULL"}),
+        },
+        'spec.engine.compilationConfig.cudagraph_mode is "FULL", but spec.rlConfig.enableBatchInvariant',
+    ),
+    "settings without end": (
+        {"engine": EngineOptions(additional_config={"a": "x" * MAX_SETTINGS_BYTES})},
+        "spec.engine.additionalConfig must not be longer",
+    ),
     "the accelerator twice": ({"resources": {"limits": {"huawei.com/Ascend910": 1}}}, "spec.resources.limits"),
 }
 

@@ -6,6 +6,18 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from rollfleet_operator.api.launch import (
+    EngineOptions,
+    Features,
+    InsecureSerialization,
+    Logprobs,
+    Parallelism,
+    RlConfig,
+    SleepMode,
+    Switch,
+    ToolCalling,
+    WeightTransfer,
+)
 from rollfleet_operator.api.rolloutengine import (
     Accelerator,
     EnvVar,
@@ -25,6 +37,7 @@ from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
 from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_protocol.engine_config import DEVICES_VARIABLE, ENGINE_CONFIG_ENV, AcceleratorConfig, EngineConfig
+from rollfleet_protocol.launch_settings import FleetMode, LogprobsMode, TokenEndpoint, TransferBackend
 from tests.support.builders import make_claim, make_fleet, make_observed, make_settings
 
 SETTINGS = make_settings()
@@ -266,3 +279,52 @@ def test_the_engine_is_told_how_many_requests_it_holds_and_how_long() -> None:
     told = engine_config(make_fleet(router=Router(when_closed=when_closed)), make_settings()).hold
     assert told is not None
     assert (told.seconds, told.max_requests) == (9, 7)
+
+
+def test_the_launcher_is_told_every_word_about_the_launch() -> None:
+    told = engine_config(
+        make_fleet(
+            mode=FleetMode.COLOCATED,
+            sleep_mode=SleepMode.ENABLED,
+            rl_config=RlConfig(enable_batch_invariant=True, enable_training_consistency=True),
+            weight_transfer=WeightTransfer(
+                backend=TransferBackend.IPC, insecure_serialization=InsecureSerialization.ALLOWED
+            ),
+            features=Features(
+                token_endpoint=TokenEndpoint.ENABLED,
+                routed_experts=Switch.ENABLED,
+                trace_replay=Switch.ENABLED,
+                tool_calling=ToolCalling(parser="hermes"),
+                logprobs=Logprobs(mode=LogprobsMode.PROCESSED_LOGPROBS, max=20),
+            ),
+            parallelism=Parallelism(tensor=4, pipeline=2, data=3, expert=Switch.ENABLED),
+            engine=EngineOptions(additional_config={"a": {"b": 1}}, compilation_config={"mode": 3}),
+        ),
+        make_settings(),
+    )
+    dumped = told.model_dump(mode="json", by_alias=True)
+    assert {
+        "mode": "Colocated",
+        "sleepMode": True,
+        "rlConfig": {
+            "enabled": True,
+            "sleepModeExtraCleanup": False,
+            "enableTrainingConsistency": True,
+            "enableBatchInvariant": True,
+        },
+        "weightTransfer": {"backend": "ipc", "insecureSerialization": True},
+        "features": {
+            "tokenEndpoint": "Enabled",
+            "routedExperts": True,
+            "traceReplay": True,
+            "toolParser": "hermes",
+            "logprobsMode": "processed_logprobs",
+            "maxLogprobs": 20,
+        },
+        "tensorParallelSize": 4,
+        "pipelineParallelSize": 2,
+        "dataParallelSize": 3,
+        "expertParallel": True,
+        "additionalConfig": {"a": {"b": 1}},
+        "compilationConfig": {"mode": 3},
+    }.items() <= dumped.items()

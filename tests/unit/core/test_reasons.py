@@ -5,13 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from rollfleet_cli.remedies import ENGINES, FAILED, JOINING, NOT_ACCEPTED, STEPS, UNAVAILABLE, VERSIONS, WAITING
+from rollfleet_cli.remedies import (
+    ENGINES,
+    FAILED,
+    IGNORED,
+    JOINING,
+    NOT_ACCEPTED,
+    STEPS,
+    UNAVAILABLE,
+    VERSIONS,
+    WAITING,
+)
 from rollfleet_operator.core.engine_states import Doing
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_protocol.state import FailureReason
 
 TROUBLESHOOTING = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
-TABLES = NOT_ACCEPTED | WAITING | FAILED | STEPS | VERSIONS | UNAVAILABLE | ENGINES | JOINING
+TABLES = NOT_ACCEPTED | IGNORED | WAITING | FAILED | STEPS | VERSIONS | UNAVAILABLE | ENGINES | JOINING
 NOTHING_IS_WRONG = {
     # All is well, or a step was done.
     Reason.ACCEPTED,
@@ -26,6 +36,7 @@ NOTHING_IS_WRONG = {
     Reason.OPENED,
     Reason.NONE_KEPT,
     Reason.ONE_VERSION,
+    Reason.NOTHING_IGNORED,
     Doing.TERMINATING,
     # Told by a finding of another name beside it: what it waits for, the condition itself, the engines one by one.
     Reason.PENDING,

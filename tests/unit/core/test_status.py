@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from rollfleet_operator.api.launch import RlConfig
+from rollfleet_operator.api.meta import ConditionStatus
 from rollfleet_operator.api.rolloutengine import RolloutEngine, RolloutEngineStatus, Startup
 from rollfleet_operator.core.actions import Decision
 from rollfleet_operator.core.conditions import find
@@ -245,3 +247,17 @@ def test_what_the_api_server_refuses_is_told_where_no_pod_can_tell_it() -> None:
         assert (condition.status, condition.reason, condition.message) == (value, "ApplyFailed", refusal)
     again = replace(refused, fleet=refused.fleet.model_copy(update={"status": told}))
     assert plan(again, NOW + timedelta(seconds=30)).fleet_status is None, "the same refusal is written once"
+
+
+def test_optional_flags_without_enabled_are_told_until_they_are_gone() -> None:
+    flags = RlConfig(enabled=False, sleep_mode_extra_cleanup=True, enable_batch_invariant=True)
+    first = status(plan(make_observed(fleet(rl_config=flags)), NOW))
+    told = find(first.conditions, "SettingsIgnored")
+    assert told is not None
+    assert (told.status, told.reason) == (ConditionStatus.TRUE, "RlConfigDisabled")
+    assert "spec.rlConfig.sleepModeExtraCleanup, spec.rlConfig.enableBatchInvariant without effect" in told.message
+    second = status(plan(make_observed(make_fleet(status=first)), NOW))
+    told = find(second.conditions, "SettingsIgnored")
+    assert told is not None
+    assert (told.status, told.reason) == (ConditionStatus.FALSE, "NothingIgnored")
+    assert find(status(plan(make_observed(fleet()), NOW)).conditions, "SettingsIgnored") is None

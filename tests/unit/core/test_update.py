@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import Outcome, Parallelism, RolloutEngineStatus
+from rollfleet_operator.api.rolloutengine import Accelerator, Outcome, Parallelism, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Phase
 from rollfleet_operator.core.actions import GuardCall
 from rollfleet_protocol.state import Failure, FailureReason, OperationName
@@ -267,11 +267,19 @@ def test_what_failed_on_a_fleet_that_was_deleted_is_tried_on_the_one_that_was_ma
     assert again.committed_versions == [0, 2]
 
 
-def test_c17_a_number_of_ranks_that_differs_from_the_spec_is_named_before_any_pause() -> None:
-    world = World(make_fleet(replicas=2, parallelism=Parallelism(data=2)))
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (Parallelism(data=2), "2 data-parallel ranks (spec.parallelism.data): it reports 1"),
+        (Parallelism(tensor=2), "2 workers (spec.parallelism: tensor x pipeline x data): it reports 1"),
+        (Parallelism(pipeline=2), "2 workers (spec.parallelism: tensor x pipeline x data): it reports 1"),
+    ],
+)
+def test_c17_a_size_that_differs_from_the_spec_is_named_before_any_pause(sizes: Parallelism, words: str) -> None:
+    world = World(make_fleet(replicas=2, parallelism=sizes, accelerator=Accelerator(per_pod=2)))
     assert world.run(60, lambda: world.all_serve(0))
     bump(world, 1, deadlines=DEADLINES.model_copy(update={"prepare_seconds": 5}))
     assert world.run(30, lambda: world.ended(1))
     message = failed(world, 1, "Unsupported")
-    assert "2 data-parallel ranks (spec.parallelism.data): it reports 1" in message
+    assert words in message
     assert world.all_serve(0)

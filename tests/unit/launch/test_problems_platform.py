@@ -220,10 +220,10 @@ def test_what_is_not_known_to_go_together_is_a_warning():
 
 
 def test_message_queues_need_room_where_workers_are_processes():
-    one, eight = build_config(), build_config(engineArgs=("--tensor-parallel-size", "8"))
+    one, eight = build_config(), build_config(tensorParallelSize=8)
     ascend, cpu = build_ascend(), preflight_page.build_cpu()
     assert not needs_queues(one, ascend)
-    assert needs_queues(build_config(engineArgs=("-tp=2",)), ascend)
+    assert needs_queues(build_config(pipelineParallelSize=2), ascend)
     assert needs_queues(build_config(dataParallelSize=2), ascend)
     assert needs_queues(one, cpu)
     # 24 MiB + 2 flags, ten times; what shm_broadcast.py's check_shm_free_space is called with.
@@ -235,7 +235,7 @@ def test_message_queues_need_room_where_workers_are_processes():
 
 
 def test_shared_memory_that_may_fill_up_is_a_warning():
-    eight = build_config(engineArgs=("--tensor-parallel-size", "8"))
+    eight = build_config(tensorParallelSize=8)
     facts = build_ascend(memory=Memory(shared_total=GIB, shared_free=GIB))
     assert problems(eight, facts) == []
     (warning,) = platform_warnings(eight, facts)
@@ -246,7 +246,7 @@ def test_shared_memory_that_may_fill_up_is_a_warning():
 def test_only_who_sleeps_needs_room_for_the_weights():
     facts = build_ascend(memory=Memory(limit=GIB))
     assert causes(facts) == []
-    sleepy = build_config(engineArgs=("--enable-sleep-mode",))
+    sleepy = build_config(sleepMode=True)
     assert sleeping_bytes(sleepy, facts) == MODEL.least_bytes
     assert len(problems(sleepy, facts)) == 1
     assert sleeping_bytes(sleepy, preflight_page.build_cpu()) == 0
@@ -304,7 +304,7 @@ FACTS = st.builds(
     memory=st.builds(Memory, NUMBERS, NUMBERS, NUMBERS),
 )
 ARGUMENTS = st.lists(
-    st.one_of(st.sampled_from(["-tp", "--enable-sleep-mode", "--tensor-parallel-size=99", "8"]), st.text(max_size=9)),
+    st.one_of(st.sampled_from(["--seed", "--tensor-parallel-size=99", "8"]), st.text(max_size=9)),
     max_size=5,
 )
 

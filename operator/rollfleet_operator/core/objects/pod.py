@@ -21,6 +21,7 @@ from rollfleet_operator.core.objects.common import (
     content_hash,
     metadata,
 )
+from rollfleet_operator.core.objects.launch import launch_settings
 from rollfleet_operator.core.observed import Settings
 from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
@@ -164,7 +165,9 @@ def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
         checkpoints_path=None if spec.volumes.checkpoints is None else CHECKPOINTS_DIR,
         engine_args=spec.engine.args,
         accelerator=_accelerator_config(spec),
-        data_parallel_size=spec.parallelism.data,
+        additional_config=spec.engine.additional_config,
+        compilation_config=spec.engine.compilation_config,
+        **launch_settings(spec),
         serving_port=SERVING_PORT,
         control_port=CONTROL_PORT,
         tls_dir=TLS_DIR,

@@ -1,0 +1,146 @@
+"""What keeps the features of a spec from being had with this image, release, platform and model. Pure."""
+
+from collections.abc import Iterator, Mapping
+
+from rollfleet_engine.launch.dialects import ASCEND, ASCEND_BEFORE_RL_CONFIG, Dialect, PlatformWords
+from rollfleet_engine.launch.facts import EngineKind, Facts
+from rollfleet_engine.launch.merge import differences
+from rollfleet_engine.launch.options import Given, given_options
+from rollfleet_engine.launch.wishes import Speech, Wish, batch_invariant, wishes, words_for
+from rollfleet_engine.launch.words import Absent, Feature, Option, Words
+from rollfleet_protocol.engine_config import EngineConfig
+from rollfleet_protocol.launch_rules import ADDITIONAL, COMPILATION, GRAPH_KEY, RL_KEY, faults
+from rollfleet_protocol.termination import Problem
+
+_ARGS = "spec.engine.args"
+_INVARIANT_DEVICES = ("A2", "A3")
+_PARSER_PLUGIN = "--tool-parser-plugin"
+
+
+def feature_problems(
+    config: EngineConfig, facts: Facts, dialect: Dialect, platform: PlatformWords, speech: Speech
+) -> Iterator[Problem]:
+    """All of them."""
+    asked = {wish.feature: wish for wish in wishes(config, facts)}
+    given = dict(given_options(config.engine_args, dialect.option_names()))
+    for fault in faults(config):
+        yield Problem(cause=f"{fault.field} {fault.text}", remedy=f"correct {fault.field}")
+    for wish in asked.values():
+        yield from _spoken_against(wish, asked, given, dialect, platform)
+    yield from _exclusions(asked, given, dialect)
+    yield from _merged(config, speech)
+    yield from _model(asked, facts)
+    yield from _tool_parser(config, facts, given)
+    yield from _npu(config, facts, platform)
+
+
+def _spoken_against(
+    wish: Wish, asked: Mapping[Feature, Wish], given: Mapping[str, Given], dialect: Dialect, platform: PlatformWords
+) -> Iterator[Problem]:
+    """What the release or platform lacks, and arguments that undo what is asked for."""
+    words = words_for(wish.feature, dialect, platform)
+    if isinstance(words, Absent):
+        where = f"vLLM {dialect.releases} on {platform.name}"
+        yield Problem(cause=f"{wish.feature} cannot be had from {where}: {words.reason}", remedy=words.remedy)
+        return
+    if words.needs is not None and words.needs not in asked:
+        yield Problem(
+            cause=f"{wish.feature} has no effect in {platform.name} without {words.needs}",
+            remedy=f"set both, or use an image with {ASCEND.name}",
+        )
+    for option in words.forbids:
+        if option in given:
+            yield _contradiction(given[option].spelling.word, wish.feature, words)
+    for name, value in words.options(wish.value):
+        if name in given and given[name].value != value:
+            yield _contradiction(f"{name} {given[name].value}", wish.feature, words)
+
+
+def _contradiction(word: str, feature: Feature, words: Words) -> Problem:
+    return Problem(
+        cause=f"{_ARGS}: {word} contradicts {feature}, which needs {' '.join(words.args)}",
+        remedy=f"remove it from {_ARGS}, or change {feature}",
+    )
+
+
+def _exclusions(asked: Mapping[Feature, Wish], given: Mapping[str, Given], dialect: Dialect) -> Iterator[Problem]:
+    for exclusion in dialect.exclusions:
+        told = _told(exclusion.other, asked, given) if exclusion.feature in asked else ""
+        if told:
+            yield Problem(
+                cause=f"{exclusion.feature} excludes {told} in vLLM {dialect.releases}: {exclusion.reason}",
+                remedy="give up one of the two",
+            )
+
+
+def _told(option: Feature | Option, asked: Mapping[Feature, Wish], given: Mapping[str, Given]) -> str:
+    """The other side as it is given, where it is there and of a value that matters."""
+    if isinstance(option, Feature):
+        return option.value if option in asked else ""
+    if option.name not in given:
+        return ""
+    if not option.values:
+        return f"{option.name} ({_ARGS})"
+    value = given[option.name].member(option.key)
+    return f"{option.name} {option.key} {value} ({_ARGS})" if value in option.values else ""
+
+
+def _merged(config: EngineConfig, speech: Speech) -> Iterator[Problem]:
+    """Values that the user and the spec's fields want otherwise. Those that launch_rules knows are told there."""
+    own = {key: value for key, value in config.additional_config.items() if key not in (RL_KEY, "weight_nz_mode")}
+    graphs = {key: value for key, value in config.compilation_config.items() if key != GRAPH_KEY}
+    for field, theirs, ours in ((ADDITIONAL, own, speech.additional), (COMPILATION, graphs, speech.compilation)):
+        for path, present, wanted in differences(theirs, ours):
+            name = ".".join((field, *path))
+            yield Problem(
+                cause=f"{name} is {present!r}, but the spec's fields need {wanted!r}", remedy=f"remove {name}"
+            )
+
+
+def _model(asked: Mapping[Feature, Wish], facts: Facts) -> Iterator[Problem]:
+    for feature in (Feature.ROUTED_EXPERTS, Feature.EXPERT):
+        if feature in asked and facts.model.experts == 0:
+            yield Problem(
+                cause=f"{feature} needs a model with experts, and config.json of spec.model.path names none",
+                remedy="set Disabled, or another model",
+            )
+
+
+def _tool_parser(config: EngineConfig, facts: Facts, given: Mapping[str, Given]) -> Iterator[Problem]:
+    parser, known = config.features.tool_parser, facts.installation.tool_parsers
+    if parser is None or not known or parser in known or _PARSER_PLUGIN in given:
+        return
+    yield Problem(
+        cause=f"{Feature.TOOL_CALLING}.parser {parser!r} is no parser of this vLLM; it has {', '.join(known)}",
+        remedy="name the one that fits the model",
+    )
+
+
+def _npu(config: EngineConfig, facts: Facts, platform: PlatformWords) -> Iterator[Problem]:
+    if platform not in (ASCEND, ASCEND_BEFORE_RL_CONFIG) or facts.kind is EngineKind.SIMULATOR:
+        return
+    plugin = facts.installation.plugin
+    if config.sleep_mode and not plugin.custom_kernels:
+        yield _without_kernels(Feature.SLEEP)
+    if not batch_invariant(config, facts):
+        return
+    if not plugin.custom_kernels:
+        yield _without_kernels(Feature.BATCH_INVARIANT)
+    if not plugin.batch_invariant_kernels:
+        yield Problem(
+            cause=f"{Feature.BATCH_INVARIANT} needs batch-invariant kernels: neither batch_invariant_ops nor Triton "
+            "is in the image",
+            remedy="build vLLM-Ascend with VLLM_BATCH_INVARIANT=1, or install triton-ascend",
+        )
+    if plugin.device and plugin.device not in _INVARIANT_DEVICES:
+        yield Problem(
+            cause=f"{Feature.BATCH_INVARIANT} works on Atlas A2 and A3, and this image is built for {plugin.device}",
+            remedy="set it to false, or use nodes and an image of A2 or A3",
+        )
+
+
+def _without_kernels(feature: Feature) -> Problem:
+    return Problem(
+        cause=f"{feature} needs vLLM-Ascend's own kernels, and vllm_ascend_C is not in the image",
+        remedy="build vLLM-Ascend with COMPILE_CUSTOM_KERNELS=1",
+    )

@@ -1,0 +1,148 @@
+"""Options and variables that are not the user's to set, and why. The same for all releases that know them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """An option or variable that users may not set, and why."""
+
+    name: str  # with a trailing * for all that begin so
+    reason: str
+
+    def covers(self, name: str) -> bool:
+        """Whether `name` is meant."""
+        return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
+
+
+_OURS = "the launcher sets it"
+_SPEC_MODEL = "it comes from spec.model"
+_DATA = "the number of data-parallel ranks comes from spec.parallelism.data"
+_NODES = "NotSupported: an engine is one pod of one node"
+_IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
+_NO_GATE = "it starts servers that the guard does not stand in front of"
+_LOG = "the launcher reads the engine's log for the cause of a failure"
+_WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
+
+
+def _field(field: str, *options: str) -> tuple[Reserved, ...]:
+    return tuple(Reserved(option, f"it comes from {field}") for option in options)
+
+
+def _both_ways(option: str, *, field: str) -> tuple[Reserved, ...]:
+    """A switch of argparse's BooleanOptionalAction, with its negation."""
+    return _field(field, option, f"--no-{option.removeprefix('--')}")
+
+
+RESERVED_OPTIONS = (
+    Reserved("--middleware", _IN_FRONT),
+    Reserved("--root-path", "it moves the paths by which the guard tells inference from control"),
+    Reserved("--host", f"{_OURS} (bindAddress)"),
+    Reserved("--port", f"{_OURS} (servingPort)"),
+    Reserved("--uds", _IN_FRONT),
+    Reserved("--ssl-*", "the serving port speaks plain HTTP inside the cluster; TLS is on the control port"),
+    Reserved(
+        "--enable-ssl-refresh", "the serving port speaks plain HTTP inside the cluster; TLS is on the control port"
+    ),
+    Reserved("--api-server-count", f"every API server process would have a gate of its own; {_OURS} to 1"),
+    Reserved("-asc", f"every API server process would have a gate of its own; {_OURS} to 1"),
+    Reserved("--headless", "an engine without an API server has no guard"),
+    Reserved("--grpc", _NO_GATE),
+    Reserved("--data-parallel-supervisor-port", _NO_GATE),
+    Reserved("--data-parallel-multi-port-external-lb", _NO_GATE),
+    Reserved("-dpm", _NO_GATE),
+    Reserved("--data-parallel-external-lb", _NO_GATE),
+    Reserved("-dpe", _NO_GATE),
+    Reserved("--data-parallel-hybrid-lb", _NO_GATE),
+    Reserved("-dph", _NO_GATE),
+    *(Reserved(name, _DATA) for name in ("--data-parallel-size", "-dp")),
+    *(
+        Reserved(name, f"NotSupported: an engine is one pod, with all ranks in it; {_DATA}")
+        for name in (
+            *("--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
+            *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"),
+        )
+    ),
+    *(Reserved(name, _NODES) for name in ("--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port")),
+    *_both_ways("--enable-sleep-mode", field="spec.sleepMode"),
+    *_field("spec.parallelism.tensor", "--tensor-parallel-size", "-tp"),
+    *_field("spec.parallelism.pipeline", "--pipeline-parallel-size", "-pp"),
+    *_field("spec.parallelism.expert", "-ep"),
+    *_both_ways("--enable-expert-parallel", field="spec.parallelism.expert"),
+    *_field("spec.engine.additionalConfig and spec.rlConfig", "--additional-config"),
+    *_field("spec.engine.compilationConfig", "--compilation-config", "-cc"),
+    *_both_ways("--tokens-only", field="spec.features.tokenEndpoint"),
+    *_both_ways("--enable-scale-out", field="spec.features.tokenEndpoint"),
+    *_both_ways("--enable-return-routed-experts", field="spec.features.routedExperts"),
+    *_field("spec.features.routedExperts", "--aux-output-config"),
+    *_both_ways("--enable-trace-replay", field="spec.features.traceReplay"),
+    *_both_ways("--enable-auto-tool-choice", field="spec.features.toolCalling"),
+    *_field("spec.features.toolCalling.parser", "--tool-call-parser"),
+    *_field("spec.features.logprobs", "--logprobs-mode", "--max-logprobs"),
+    Reserved("--enable-elastic-ep", "it changes the number of workers behind the guard's back"),
+    Reserved("--worker-extension-cls", _WORKER),
+    Reserved("--worker-cls", _WORKER),
+    Reserved("--weight-transfer-config", f"{_OURS}: one composite transfer engine serves all sources"),
+    Reserved("--config", "a file could hold any of the options that are refused here; write them as arguments"),
+    Reserved("--model", _SPEC_MODEL),
+    Reserved("--served-model-name", _SPEC_MODEL),
+    Reserved("--runner", f"{_OURS}: a rollout engine generates"),
+    Reserved("--convert", "a rollout engine generates; it is not converted to another task"),
+    Reserved("--load-format", "weights are read from the safetensors files of spec.model"),
+    Reserved("--revision", "spec.model.path is a folder; it has no revisions"),
+    Reserved("--enable-lora", "NotSupported: adapters would answer under a weight version that does not name them"),
+    Reserved("--lora-modules", "NotSupported: adapters would answer under a weight version that does not name them"),
+    Reserved(
+        "--default-mm-loras", "NotSupported: adapters would answer under a weight version that does not name them"
+    ),
+    Reserved(
+        "--quantization",
+        "NotSupported: weights quantised while loading cannot be updated and verified; "
+        "a checkpoint that is stored quantised needs no flag",
+    ),
+    Reserved(
+        "-q",
+        "NotSupported: weights quantised while loading cannot be updated and verified; "
+        "a checkpoint that is stored quantised needs no flag",
+    ),
+    Reserved("--uvicorn-log-level", _LOG),
+    Reserved("--disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
+    Reserved("--no-disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
+    Reserved("--log-config-file", _LOG),
+    Reserved("--help", "it prints and ends instead of serving"),
+    Reserved("-h", "it prints and ends instead of serving"),
+)
+
+# model_hosting_container_standards, which vLLM's build_app bootstraps, loads handlers and middleware that these name,
+# one of them in front of all others (its common/fastapi/middleware/core.py: throttle before the engine's own).
+_SAGEMAKER = "vLLM's SageMaker layer loads code by it that runs in front of the guard or in place of its routes"
+
+RESERVED_VARIABLES = (
+    Reserved("VLLM_USE_RUST_FRONTEND", "the Rust front end passes by ASGI middleware, and so by the guard"),
+    Reserved("VLLM_RUST_FRONTEND_PATH", "the Rust front end passes by ASGI middleware, and so by the guard"),
+    Reserved("VLLM_ALLOW_INSECURE_SERIALIZATION", "nothing that reaches an engine may be unpickled"),
+    Reserved("VLLM_ENABLE_SCALE_OUT_ENDPOINTS", "it comes from spec.features.tokenEndpoint"),
+    Reserved("VLLM_LOGGING_CONFIG_PATH", _LOG),
+    Reserved("VLLM_CONFIGURE_LOGGING", _LOG),
+    Reserved("CUSTOM_FASTAPI_*", _SAGEMAKER),
+    Reserved("CUSTOM_PRE_PROCESS", _SAGEMAKER),
+    Reserved("CUSTOM_POST_PROCESS", _SAGEMAKER),
+    Reserved("CUSTOM_SCRIPT_FILENAME", _SAGEMAKER),
+    Reserved("SAGEMAKER_*", _SAGEMAKER),
+    Reserved("PYTHONHOME", "it replaces the interpreter's library"),
+    Reserved("PYTHONSTARTUP", "it runs code before the engine"),
+    Reserved("PYTHONUSERBASE", "it puts modules in front of the image's"),
+    Reserved("PYTHONINSPECT", "the engine would not end when it fails"),
+    Reserved("PYTHONOPTIMIZE", "vLLM checks its invariants by assert"),
+)
+
+# Options that people look for and no release has.
+UNKNOWN_OPTIONS = {
+    "--dp-routing-config": "neither vLLM nor vLLM-Ascend has it: requests name a rank by X-data-parallel-rank, and "
+    "spec.router spreads them over engines",
+}
+# Words that would be a subcommand of `vllm`; the server's own parser would take them for the model.
+SUBCOMMANDS = {
+    "router": "there is no `vllm serve router`: spec.router runs a router before the engines",
+    "serve": "the launcher starts the server itself",
+}
