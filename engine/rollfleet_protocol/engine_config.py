@@ -10,6 +10,7 @@ from rollfleet_protocol.launch_settings import Features, FleetMode, RlConfig, We
 
 ENGINE_CONFIG_ENV = "ROLLFLEET_ENGINE_CONFIG"
 DEVICES_VARIABLE = "ROLLFLEET_DEVICES"  # the pod's annotation named after the accelerator's resource, downward API
+POD_UID_ENV = "ROLLFLEET_POD_UID"  # by the downward API: the configuration is the same for all pods of a fleet
 CONTROL_SERVER_NAME_SUFFIX = "engine.rollfleet.io"
 
 
@@ -20,10 +21,13 @@ class FleetIdentity(Request):
     name: str
     uid: str
 
-    @property
-    def audience(self) -> str:
-        """Audience of tokens for this fleet: a token shown to one fleet is worthless at another."""
-        return f"rollfleet.io/{self.namespace}/{self.name}/{self.uid}"
+    def audience(self, pod_uid: str) -> str:
+        """Audience of tokens for one pod of this fleet: what is shown to one engine is worthless at every other.
+
+        Without a pod, as engines that are started by hand, that of the fleet.
+        """
+        fleet = f"rollfleet.io/{self.namespace}/{self.name}/{self.uid}"
+        return f"{fleet}/{pod_uid}" if pod_uid else fleet
 
     @property
     def control_server_name(self) -> str:
@@ -72,6 +76,7 @@ class EngineConfig(Request):
     """All that a launcher needs to start one engine."""
 
     fleet: FleetIdentity
+    pod_uid: Annotated[str, Field(max_length=128)] = ""  # empty outside of a pod
     operator: OperatorIdentity
     model: ModelConfig
     checkpoints_path: str | None = None  # absolute folder that checkpoint paths are relative to
@@ -97,6 +102,11 @@ class EngineConfig(Request):
     hold: Hold | None = None  # None: a closed gate refuses
     tokens: TokenVerification = TokenVerification()
 
+    @property
+    def audience(self) -> str:
+        """Of the tokens that this engine takes."""
+        return self.fleet.audience(self.pod_uid)
+
 
 class EngineConfigError(ValueError):
     """ROLLFLEET_ENGINE_CONFIG is missing or wrong; the message names the variable and the first wrong field."""
@@ -107,8 +117,10 @@ def config_of(environ: Mapping[str, str]) -> EngineConfig:
     if not environ.get(ENGINE_CONFIG_ENV):
         raise EngineConfigError(f"{ENGINE_CONFIG_ENV} is not set")
     try:
-        return EngineConfig.model_validate_json(environ[ENGINE_CONFIG_ENV])
+        config = EngineConfig.model_validate_json(environ[ENGINE_CONFIG_ENV])
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise EngineConfigError(f"{ENGINE_CONFIG_ENV}{f' at {where}' if where else ''}: {first['msg']}") from error
+    pod_uid = environ.get(POD_UID_ENV, "")
+    return config.model_copy(update={"pod_uid": pod_uid}) if pod_uid else config

@@ -195,6 +195,7 @@ class EngineState(Answer):
 
     sequence: int
     incarnation: Incarnation  # new at each process start
+    pod_uid: Annotated[str, Field(max_length=128)] = ""  # whose address this is; empty outside of a pod
     facts: Facts
     alive: bool  # the engine core lives
     gate: Gate

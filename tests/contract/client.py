@@ -36,7 +36,7 @@ class Operator:
 
     def make_token(self, **changes: Any) -> str:
         """A token of the operator's, apart from the changes."""
-        fields = {"subject": SUBJECT, "uid": OPERATOR_UID, "audience": self._engine.config.fleet.audience} | changes
+        fields = {"subject": SUBJECT, "uid": OPERATOR_UID, "audience": self._engine.config.audience} | changes
         return self._site.issuer.token(**fields)
 
     def request(self, method: str, path: str, *, token: str | None = None, **arguments: Any) -> httpx.Response:

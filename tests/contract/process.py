@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = "system:serviceaccount:rollfleet:rollfleet-operator"
 OPERATOR_UID = "3b0b8a63-operator"
 FLEET = {"namespace": "rl", "name": "qwen", "uid": "f1e2-fleet"}
+POD_UID = "9d8c-pod"
 ENGINE_ARGS = ("--enforce-eager", "--max-model-len", "2048", "--enable-prompt-tokens-details", "--dtype", "float32")
 DRAIN_TIMEOUT_S = 3
 START_TIMEOUT_S = 240.0  # vLLM imports for 10 s on an idle machine, and this one is shared
@@ -97,6 +98,7 @@ class EngineProcess:
         self.config = EngineConfig.model_validate(
             {
                 "fleet": FLEET,
+                "podUid": POD_UID,
                 "operator": {"subject": SUBJECT, "uid": OPERATOR_UID},
                 "model": {"path": str(model), "servedName": "policy"},
                 "checkpointsPath": str(checkpoints),

@@ -61,7 +61,7 @@ async def client(minter: Operator, site: Site) -> AsyncIterator[GuardClient]:
 def end(engine: FaultyEngine) -> Endpoint:
     """Where the guard, or what stands before it, listens."""
     config = engine.process.config
-    return Endpoint(config.fleet, "qwen-0-0-abcde", "p-1", "127.0.0.1", config.control_port)
+    return Endpoint(config.fleet, "qwen-0-0-abcde", config.pod_uid, "127.0.0.1", config.control_port)
 
 
 def close_of(state: EngineState) -> Close:

@@ -54,6 +54,11 @@ BAD: dict[str, tuple[int, Callable[[Operator], str]]] = {
     "not-yet": (401, lambda operator: operator.make_token(nbf=int(time.time()) + 600)),
     "no-expiry": (401, lambda operator: operator.make_token(exp=None)),
     "wrong-audience": (401, lambda operator: operator.make_token(audience="rollfleet.io/rl/qwen/other-uid")),
+    "another-engine-s": (
+        401,
+        lambda operator: operator.make_token(audience="rollfleet.io/rl/qwen/f1e2-fleet/other-pod"),
+    ),
+    "the-whole-fleet-s": (401, lambda operator: operator.make_token(audience="rollfleet.io/rl/qwen/f1e2-fleet")),
     "api-server-audience": (401, lambda operator: operator.make_token(audience="https://kubernetes.default.svc")),
     "wrong-issuer": (401, lambda operator: operator.make_token(iss="https://elsewhere.example")),
     "no-service-account": (401, lambda operator: operator.make_token(**{"kubernetes.io": None})),

@@ -11,7 +11,8 @@ import pytest
 
 from rollfleet_engine.guard import doors
 from rollfleet_engine.guard.control import ControlApp
-from rollfleet_engine.guard.identity import Caller, IdentityError
+from rollfleet_engine.guard.identity import Caller
+from rollfleet_engine.guard.keys import IdentityError
 from rollfleet_engine.guard.lifecycle import ControlServer
 from rollfleet_protocol.commands import STATE_PATH
 from rollfleet_protocol.engine_config import EngineConfig
@@ -31,6 +32,9 @@ class KnownToken:
         if token != "operator":
             raise IdentityError("not the word")
         return Caller(OPERATOR.subject, OPERATOR.uid)
+
+    async def close(self) -> None:
+        """Nothing to end."""
 
 
 class Port:

@@ -73,6 +73,37 @@ async def test_a_renewed_certificate_is_served_without_a_restart(
         await eventually(is_served)
 
 
+async def test_a_broken_pair_is_told_once_and_the_one_before_serves_on(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lifecycle, "RELOAD_EVERY_S", 0.01)
+    sni = {"extensions": {"sni_hostname": FLEET.control_server_name}}
+    log = ""
+
+    def told(event: str) -> int:
+        nonlocal log
+        log += capfd.readouterr().out
+        return log.count(f'"event": "{event}"')
+
+    async with Process(config).running() as process, process.control() as standing:
+        assert (await standing.get(STATE_PATH, **sni)).status_code == 200
+        trusting = process.control()
+        good = {name: (Path(config.tls_dir) / name).read_bytes() for name in ("tls.crt", "tls.key")}
+        (Path(config.tls_dir) / "tls.crt").write_bytes(b"-----BEGIN CERTIFICATE-----\nhalf a")
+        await eventually(lambda: told("certificate.reload_failed") > 0)
+        async with trusting:  # a new handshake, by the chain before
+            assert (await trusting.get(STATE_PATH, **sni)).status_code == 200
+        for name, content in good.items():
+            (Path(config.tls_dir) / name).write_bytes(content)
+        await eventually(lambda: told("certificate.reloaded") > 0)
+        assert (await standing.get(STATE_PATH, **sni)).status_code == 200
+        write_certificate(Path(config.tls_dir), FLEET.control_server_name)
+        await eventually(lambda: told("certificate.reloaded") > 1)
+        assert (await standing.get(STATE_PATH, **sni)).status_code == 200  # greeted by the one before, and stays
+        assert len(standing._transport._pool.connections) == 1  # type: ignore[attr-defined]
+    assert told("certificate.reload_failed") == 1
+
+
 def test_a_pair_that_does_not_match_is_not_taken(tmp_path: Path) -> None:
     write_certificate(tmp_path, "one")
     certificate = Certificate(tmp_path)

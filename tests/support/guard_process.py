@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import httpx
 import uvicorn
 
-from rollfleet_engine.guard.identity import ApiServerKeys, KeyRing, ServiceAccountVerifier
+from rollfleet_engine.guard.identity import ServiceAccountVerifier
+from rollfleet_engine.guard.keys import ApiServerKeys, KeyRing
 from rollfleet_engine.guard.middleware import GuardedApp
 from rollfleet_protocol.commands import STATE_PATH
 from rollfleet_protocol.engine_config import EngineConfig
@@ -77,7 +78,7 @@ class Process:
             config=config,
             adapter_of=lambda _: self.engine,
             stager=MemoryStager(),
-            verifier=ServiceAccountVerifier(FLEET, tokens, KeyRing(source)),
+            verifier=ServiceAccountVerifier(config.audience, tokens, KeyRing(source)),
         )
         settings = uvicorn.Config(
             self.app, host="127.0.0.1", port=config.serving_port, log_config=None, timeout_graceful_shutdown=1

@@ -6,7 +6,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from rollfleet_engine.guard.identity import Caller, IdentityError
+from rollfleet_engine.guard.identity import Caller
+from rollfleet_engine.guard.keys import IdentityError
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.guard.serving import Serving
@@ -49,6 +50,9 @@ class MemoryVerifier:
         if not uid:
             raise IdentityError("not a token")
         return Caller(subject, uid)
+
+    async def close(self) -> None:
+        """Nothing to end."""
 
 
 OPERATOR_TOKEN = f"{OPERATOR.subject}/{OPERATOR.uid}"

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -30,7 +31,7 @@ def claims(**changes: Any) -> dict[str, Any]:
     now = int(time.time())
     full = {
         "iss": ISSUER,
-        "aud": [FLEET.audience],
+        "aud": [FLEET.audience("")],
         "sub": OPERATOR.subject,
         "iat": now,
         "nbf": now,
@@ -58,6 +59,7 @@ class ApiServer:
         self.tokens: set[str] = set()
         self.error: Exception | None = None
         self.documents: dict[str, httpx.Response] = {}
+        self.date: Callable[[], str] | None = None
 
     def transport(self) -> httpx.MockTransport:
         """For httpx.AsyncClient."""
@@ -72,7 +74,9 @@ class ApiServer:
             return self.documents[request.url.path]
         if request.url.path == "/.well-known/openid-configuration":
             return httpx.Response(200, json={"issuer": ISSUER, "jwks_uri": "https://elsewhere/openid/v1/jwks"})
-        return httpx.Response(200, json={"keys": [self._jwk(kid, key) for kid, key in self.keys.items()]})
+        headers = {} if self.date is None else {"date": self.date()}
+        published = {"keys": [self._jwk(kid, key) for kid, key in self.keys.items()]}
+        return httpx.Response(200, headers=headers, json=published)
 
     @staticmethod
     def _jwk(kid: str, key: SigningKey) -> dict[str, Any]:

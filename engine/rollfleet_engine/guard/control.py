@@ -16,7 +16,8 @@ from rollfleet_engine.guard.answers import Answer, Receive, Scope, Send, refusal
 from rollfleet_engine.guard.audit import NATIVE, STATE, UNKNOWN, Audit, Call
 from rollfleet_engine.guard.bodies import BodyError, GoneError, read_body
 from rollfleet_engine.guard.doors import welcome
-from rollfleet_engine.guard.identity import Caller, IdentityError, Verifier
+from rollfleet_engine.guard.identity import Caller, Verifier
+from rollfleet_engine.guard.keys import IdentityError
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.routes import cure_of, is_control
 from rollfleet_engine.guard.service import GuardService, RejectedError

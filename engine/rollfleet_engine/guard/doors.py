@@ -29,9 +29,11 @@ ProtocolOf = Callable[["Visit", dict[str, Any]], "Http"]
 class Doors:
     """The listener, and all its connections: known callers, and strangers, the oldest first."""
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext, protocol_of: ProtocolOf) -> None:
+    def __init__(
+        self, listener: socket.socket, context_of: Callable[[], ssl.SSLContext], protocol_of: ProtocolOf
+    ) -> None:
         self._listener = listener
-        self._context = context
+        self._context_of = context_of  # asked for each connection: certificates are renewed
         self._protocol_of = protocol_of
         self._known: set[Visit] = set()
         self._strangers: dict[Visit, None] = {}
@@ -61,7 +63,7 @@ class Doors:
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             if self._has_room():
-                visit = Visit(self, connection, self._context, self._protocol_of)
+                visit = Visit(self, connection, self._context_of(), self._protocol_of)
                 self._strangers[visit] = None
             else:
                 connection.close()

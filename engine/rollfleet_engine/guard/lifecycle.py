@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -25,26 +24,29 @@ _START_LOOK_S = 0.01
 
 
 class Certificate:
-    """tls.crt and tls.key of a folder, loaded anew when they change."""
+    """tls.crt and tls.key of a folder, loaded anew when they change. `context` is for the next handshake."""
 
     def __init__(self, folder: Path) -> None:
         self.certfile = folder / "tls.crt"
         self.keyfile = folder / "tls.key"
         self._seen = self._stamp()
-        self.context = self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context = self._load()
 
     def reload(self) -> bool:
-        """Whether there was something new. Raises OSError (ssl.SSLError too), and keeps the old pair, if it is bad."""
+        """Whether there was something new. Raises OSError (ssl.SSLError too), and keeps the old pair, if it is bad.
+
+        Connections that stand keep the chain that they were greeted with.
+        """
         stamp = self._stamp()
         if stamp == self._seen:
             return False
-        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # first aside: a half-written pair would spoil the live one
-        self._load(self.context)
+        self.context = self._load()
         self._seen = stamp
         return True
 
-    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self.certfile, self.keyfile)
         return context
 
@@ -55,9 +57,9 @@ class Certificate:
 class _Server(uvicorn.Server):
     """Leaves signals to the engine's own server in the same process, and the listener to the doors."""
 
-    def __init__(self, settings: uvicorn.Config, listener: socket.socket, context: ssl.SSLContext) -> None:
+    def __init__(self, settings: uvicorn.Config, listener: socket.socket, certificate: Certificate) -> None:
         super().__init__(settings)
-        self._doors = Doors(listener, context, self._protocol)
+        self._doors = Doors(listener, lambda: certificate.context, self._protocol)
 
     def _protocol(self, visit: Visit, app_state: dict[str, Any]) -> Http:
         return Http(visit, self.config, self.server_state, app_state)
@@ -107,7 +109,7 @@ class ControlServer:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=1,
         )
-        self._server = _Server(settings, self._listen(), certificate.context)
+        self._server = _Server(settings, self._listen(), certificate)
         serving = asyncio.create_task(self._serve(self._server), name="rollfleet-control")
         self._tasks = [serving, asyncio.create_task(self._renew(certificate), name="rollfleet-certificate")]
         async with asyncio.timeout(START_TIMEOUT_S):
@@ -143,10 +145,15 @@ class ControlServer:
                 self._on_death(f"the control port {self._config.control_port} is gone: its server ended")
 
     async def _renew(self, certificate: Certificate) -> None:
+        told = ""
         while True:
             await asyncio.sleep(RELOAD_EVERY_S)
             try:
                 if await asyncio.to_thread(certificate.reload):
                     self._log.write("certificate.reloaded")
-            except OSError as error:
-                self._log.write("certificate.reload_failed", error=f"{type(error).__name__}: {error}", pid=os.getpid())
+                told = ""
+            except OSError as error:  # tried again at each look, and told once
+                words = f"{type(error).__name__}: {error}"
+                if words != told:
+                    self._log.write("certificate.reload_failed", error=words, goesOn="with the one before")
+                told = words

@@ -60,7 +60,7 @@ class GuardedApp:
         self._log = log or GuardLog({"fleet": f"{config.fleet.namespace}/{config.fleet.name}", "pod": _pod_name()})
         self._serving: Serving | None = None
         self._starting = asyncio.Lock()
-        self._parts: tuple[ControlServer, DrainSocket, ControlApp] | None = None
+        self._parts: tuple[ControlServer, DrainSocket, ControlApp, Verifier] | None = None
         self.service: GuardService | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,8 +80,8 @@ class GuardedApp:
             config, turnstile = self._config, Turnstile()
             waiting = WaitingRoom(turnstile, config.hold)
             stager = self._stager or CheckpointStager(config)
-            service = GuardService(self._adapter_of(scope), stager, turnstile, self._log, waiting)
-            verifier = self._verifier or ServiceAccountVerifier(config.fleet, config.tokens)
+            service = GuardService(self._adapter_of(scope), stager, turnstile, self._log, waiting, config.pod_uid)
+            verifier = self._verifier or ServiceAccountVerifier(config.audience, config.tokens)
             app = ControlApp(service, verifier, config.operator, self._log)
             control: AsgiApp = app
             if self._control_front is not None:
@@ -91,7 +91,7 @@ class GuardedApp:
             await server.start()
             await drain.start()
             service.start()
-            self._parts, self.service = (server, drain, app), service
+            self._parts, self.service = (server, drain, app, verifier), service
             facts = service.state().facts
             ranks, tallies = facts.data_parallel_size, service.tallies
             metrics = MetricsPage(self._app, GuardCollector(service.state, tallies, time.monotonic))
@@ -111,10 +111,11 @@ class GuardedApp:
         parts, service = self._parts, self.service
         self._parts = None
         if parts is not None and service is not None:
-            server, drain, control = parts
+            server, drain, control, verifier = parts
             await drain.stop()
             await server.stop()
             await service.stop()
+            await verifier.close()
             control.close()
 
     def _bound_connections(self, scope: Scope, tallies: Tallies) -> None:

@@ -64,7 +64,9 @@ class GuardService:
         turnstile: Turnstile,
         log: GuardLog,
         waiting: WaitingRoom | None = None,
+        pod_uid: str = "",
     ) -> None:
+        self._pod_uid = pod_uid
         self._adapter = adapter
         self._facts = adapter.facts()
         self._turnstile = turnstile
@@ -122,7 +124,8 @@ class GuardService:
     def state(self) -> EngineState:
         """All that a follower is told."""
         told = to_wire(self._state, self._facts, self._turnstile.in_flight, _now())
-        return told.model_copy(update={"kept": self._turnstile.kept, "held": self._waiting.held})
+        more = {"kept": self._turnstile.kept, "held": self._waiting.held, "pod_uid": self._pod_uid}
+        return told.model_copy(update=more)
 
     def why_not_live(self) -> str:
         """For /livez; never asks the core."""

@@ -1,4 +1,4 @@
-"""The control port of engines: TLS by our CA, the fleet's server name, a Bearer token of the fleet's audience."""
+"""The control port of engines: TLS by our CA, the fleet's server name, a Bearer token of the pod's own audience."""
 
 import ssl
 import time
@@ -15,6 +15,7 @@ from rollfleet_operator.clients.errors import (
     RollfleetError,
     Unreachable,
     Unsupported,
+    clipped,
     from_guard,
     from_transport,
 )
@@ -61,6 +62,11 @@ class Endpoint:
         """Scheme, host and port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
         return f"https://{host}:{self.port}"
+
+    @property
+    def audience(self) -> str:
+        """Of the tokens that are shown to this guard."""
+        return self.fleet.audience(self.pod_uid)
 
     @property
     def words(self) -> str:
@@ -143,14 +149,17 @@ class GuardClient:
     async def _state(
         self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float
     ) -> EngineState:
-        return _read(EngineState, await self._call(endpoint, method, path, body, deadline_s), endpoint)
+        state = _read(EngineState, await self._call(endpoint, method, path, body, deadline_s), endpoint)
+        if state.pod_uid not in ("", endpoint.pod_uid):
+            raise Unreachable(f"{endpoint.words}: the address is another pod's by now, uid {clipped(state.pod_uid)}")
+        return state
 
     async def _call(self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float) -> bytes:
-        token = await self._tokens.bearer(endpoint.fleet.audience)
+        token = await self._tokens.bearer(endpoint.audience)
         try:
             return await self._request(endpoint, method, path, body, deadline_s, token)
         except Denied:
-            self._tokens.discard(endpoint.fleet.audience, token)  # the API server's keys may have been rotated
+            self._tokens.discard(endpoint.audience, token)  # the API server's keys may have been rotated
             raise
 
     async def _request(

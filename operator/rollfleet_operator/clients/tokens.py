@@ -1,7 +1,13 @@
-"""Tokens of the operator's own ServiceAccount, one audience per fleet, never older than the guards allow."""
+"""Tokens of the operator's own ServiceAccount, one audience per engine, never older than the guards allow.
+
+An engine that was taken over can so not use at another one what it is shown. For a thousand engines that is some two
+TokenRequests a second: minted ahead, beside the long polls that need them, spread by chance and few at once, so that
+no command ever waits for one but the first.
+"""
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -12,7 +18,8 @@ from rollfleet_operator.ports import SERVICE_ACCOUNTS, Cluster
 logger = logging.getLogger(__name__)
 
 LIFE_S = 900  # asked for; guards take no token that is older
-RENEW_AT = 2 / 3  # of a token's life
+RENEW_FROM, RENEW_AT = 1 / 2, 2 / 3  # of a token's life: somewhere between, or a fleet's tokens were all due together
+MINTED_AT_ONCE = 16
 MAX_AUDIENCES = 10_000
 DISCARD_AFTER_S = 10  # at least between tokens of one audience
 
@@ -35,6 +42,7 @@ class Tokens:
         self._clock = clock
         self._held: dict[str, _Token] = {}
         self._minting: dict[str, asyncio.Task[_Token]] = {}
+        self._slots = asyncio.Semaphore(MINTED_AT_ONCE)
 
     async def bearer(self, audience: str) -> str:
         """A valid token. Waits only where there is none."""
@@ -72,7 +80,23 @@ class Tokens:
             logger.warning("no new token for %s: %s", audience, error)
 
     async def _mint(self, audience: str) -> _Token:
-        asked = self._clock()
+        async with self._slots:
+            asked = self._clock()
+            token = await self._request(audience, asked)
+        self._forget_expired()
+        if len(self._held) >= MAX_AUDIENCES:
+            self._held.pop(next(iter(self._held)))
+        self._held.pop(audience, None)
+        self._held[audience] = token  # the newest last, so that the first ones are those that expire first
+        return token
+
+    def _forget_expired(self) -> None:
+        """Of engines that are gone."""
+        now = self._clock()
+        while self._held and self._held[next(iter(self._held))].expires <= now:
+            del self._held[next(iter(self._held))]
+
+    async def _request(self, audience: str, asked: datetime) -> _Token:
         request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
@@ -89,8 +113,5 @@ class Tokens:
             ) from error
         # An API server may extend the life; guards look at the age, so the shorter of the two counts.
         expires = min(until, asked + timedelta(seconds=LIFE_S))
-        token = _Token(text, asked, asked + (expires - asked) * RENEW_AT, expires)
-        if len(self._held) >= MAX_AUDIENCES:
-            self._held.pop(next(iter(self._held)))
-        self._held[audience] = token
-        return token
+        share = random.uniform(RENEW_FROM, RENEW_AT)  # noqa: S311 - jitter
+        return _Token(text, asked, asked + (expires - asked) * share, expires)

@@ -20,7 +20,7 @@ from rollfleet_operator.core.steps import source_of
 from rollfleet_protocol.launch_rules import faults
 
 RESERVED_ENV = (
-    *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "PYTHONPATH", "PYTHONHOME"),
+    *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "ROLLFLEET_POD_UID", "PYTHONPATH", "PYTHONHOME"),
     *("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"),
 )
 # Of each of vLLM's own JSON settings: they go to the pod in its environment. The longest in vLLM-Ascend's docs has 400.

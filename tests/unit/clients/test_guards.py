@@ -118,7 +118,7 @@ async def test_a_poll_and_a_command(server: Server, client: GuardClient) -> None
     assert await client.command(
         endpoint(server), Verify(incarnation="i-1", epoch=3, version=0, probe_tokens=(1, 2), deadline_seconds=5)
     ) == make_state(4)
-    bearer = "Bearer token for rollfleet.io/rl/qwen/f-1"
+    bearer = "Bearer token for rollfleet.io/rl/qwen/f-1/p-1"
     assert server.requests == [
         ("GET", "/rollfleet/v1/state", bearer),
         ("GET", f"/rollfleet/v1/state?after=4&waitSeconds={module.POLL_S}", bearer),
@@ -316,3 +316,23 @@ async def test_nobody_there(server: Server, client: GuardClient) -> None:
     await server.stop()
     with pytest.raises(Unreachable, match=r"guard of qwen-0-0-abcde \(127.0.0.1"):
         await client.state(endpoint(server), None)
+
+
+async def test_an_address_that_is_another_pods_by_now_speaks_for_nobody(server: Server, client: GuardClient) -> None:
+    """Its guard would refuse the token; one that does not must not be taken for ours either."""
+
+    def of(uid: str) -> Handler:
+        async def answer(_: web.Request) -> web.Response:
+            state = make_state(4).model_copy(update={"pod_uid": uid})
+            return web.Response(text=state.model_dump_json(by_alias=True), content_type="application/json")
+
+        return answer
+
+    await server.start()
+    server.handler = of("p-1")
+    assert (await client.state(endpoint(server), None)).pod_uid == "p-1"
+    server.handler = of("p-2")
+    with pytest.raises(Unreachable, match="the address is another pod's by now, uid p-2"):
+        await client.state(endpoint(server), None)
+    with pytest.raises(Unreachable, match="another pod's"):
+        await client.command(endpoint(server), ARM)

@@ -1,12 +1,14 @@
 """Tokens by audience, on an injected clock."""
 
 import asyncio
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from rollfleet_operator.clients.errors import Unreachable
-from rollfleet_operator.clients.tokens import DISCARD_AFTER_S, LIFE_S, Tokens
+from rollfleet_operator.clients.tokens import DISCARD_AFTER_S, LIFE_S, MINTED_AT_ONCE, Tokens
 from tests.support.cluster import MemoryCluster
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -46,13 +48,13 @@ async def test_one_token_serves_all_callers(world: World) -> None:
     assert world.minted() == 1
 
 
-async def test_it_is_renewed_at_two_thirds_of_its_life_without_a_wait(world: World) -> None:
+async def test_it_is_renewed_before_two_thirds_of_its_life_without_a_wait(world: World) -> None:
     world.will_mint("t-1")
     await world.tokens.bearer(AUDIENCE)
-    world.now += timedelta(seconds=LIFE_S * 2 / 3 - 1)
+    world.now += timedelta(seconds=LIFE_S / 2 - 1)
     assert await world.tokens.bearer(AUDIENCE) == "t-1"
     assert world.minted() == 1
-    world.now += timedelta(seconds=2)
+    world.now += timedelta(seconds=LIFE_S / 6 + 2)
     world.will_mint("t-2")
     assert await world.tokens.bearer(AUDIENCE) == "t-1"
     await settled()
@@ -102,3 +104,53 @@ async def test_audiences_have_tokens_of_their_own(world: World) -> None:
     world.will_mint("t-2")
     assert await world.tokens.bearer(AUDIENCE) == "t-1"
     assert await world.tokens.bearer("rollfleet.io/rl/other/f-2") == "t-2"
+
+
+class Minter(MemoryCluster):
+    """An API server that takes its time, and counts what it is asked at once."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.asked: list[datetime] = []
+        self.at_once = self.most_at_once = 0
+
+    async def create(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """As Cluster says, for TokenRequests."""
+        self.asked.append(self.world.now)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        until = (self.world.now + timedelta(seconds=LIFE_S)).isoformat()
+        return {"status": {"token": f"t-{len(self.asked)}", "expirationTimestamp": until}}
+
+
+async def test_tokens_of_a_thousand_engines_are_few_at_once_spread_and_never_waited_for(world: World) -> None:
+    """As their long polls ask for them, every ten seconds, for half an hour."""
+    minter = Minter(world)
+    tokens = Tokens(minter, "rollfleet", "operator", lambda: world.now)
+    engines = [f"{AUDIENCE}/pod-{number}" for number in range(1000)]
+    await asyncio.gather(*(tokens.bearer(engine) for engine in engines))
+    assert minter.most_at_once == MINTED_AT_ONCE
+    assert len(minter.asked) == 1000
+    for _ in range(180):
+        world.now += timedelta(seconds=10)
+        for engine in engines:
+            asked = len(minter.asked)
+            await tokens.bearer(engine)
+            assert len(minter.asked) == asked, "somebody waited for a token"
+        await asyncio.gather(*tokens._minting.values())
+    after = [moment for moment in minter.asked if moment > NOW]
+    assert minter.most_at_once == MINTED_AT_ONCE
+    assert 3000 <= len(after) <= 4000  # in 1,800 s: about two a second
+    assert max(Counter(after).values()) < 250  # of a thousand in ten seconds
+
+
+async def test_tokens_of_engines_that_are_gone_are_forgotten(world: World) -> None:
+    tokens = Tokens(Minter(world), "rollfleet", "operator", lambda: world.now)
+    for number in range(50):
+        await tokens.bearer(f"{AUDIENCE}/pod-{number}")
+    world.now += timedelta(seconds=LIFE_S)
+    await tokens.bearer(f"{AUDIENCE}/pod-of-today")
+    assert len(tokens._held) == 1

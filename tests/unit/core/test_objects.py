@@ -36,7 +36,13 @@ from rollfleet_operator.core.objects.pod import build_pod, engine_config, templa
 from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
 from rollfleet_operator.core.plan_children import plan_children
-from rollfleet_protocol.engine_config import DEVICES_VARIABLE, ENGINE_CONFIG_ENV, AcceleratorConfig, EngineConfig
+from rollfleet_protocol.engine_config import (
+    DEVICES_VARIABLE,
+    ENGINE_CONFIG_ENV,
+    POD_UID_ENV,
+    AcceleratorConfig,
+    EngineConfig,
+)
 from rollfleet_protocol.launch_settings import FleetMode, LogprobsMode, TokenEndpoint, TransferBackend
 from tests.support.builders import make_claim, make_fleet, make_observed, make_settings
 
@@ -105,7 +111,7 @@ def test_the_launcher_is_told_whose_engine_it_starts() -> None:
     given = {"model": Model(path="models/Qwen3", served_name="policy"), "drain_timeout_seconds": 20}
     env = plain(container(**given)["env"])
     config = EngineConfig.model_validate_json(env[ENGINE_CONFIG_ENV])
-    assert config.fleet.audience == "rollfleet.io/rl/qwen/fleet-uid"
+    assert config.fleet.audience("pod-uid") == "rollfleet.io/rl/qwen/fleet-uid/pod-uid"
     assert config.operator.subject == "system:serviceaccount:rollfleet:rollfleet-operator"
     assert config.operator.uid == "operator-uid"
     assert config.model.path == "/rollfleet/model/models/Qwen3"
@@ -119,13 +125,16 @@ def test_a_model_that_is_the_volume_itself() -> None:
 
 
 def test_a_user_sets_variables_but_not_ours() -> None:
-    own = (EnvVar(name=ENGINE_CONFIG_ENV, value="{}"), EnvVar(name=DEVICES_VARIABLE, value="Ascend910-7"))
-    env = container(env=(EnvVar(name="A", value="1"), *own))["env"]
+    own = {ENGINE_CONFIG_ENV: "{}", DEVICES_VARIABLE: "Ascend910-7", POD_UID_ENV: "another-pod"}
+    given = {"A": "1", **own}
+    env = container(env=tuple(EnvVar(name=name, value=value) for name, value in given.items()))["env"]
     assert len({each["name"] for each in env}) == len(env)
     values = plain(env)
     assert values["A"] == "1"
     assert values[ENGINE_CONFIG_ENV] != "{}"
-    assert DEVICES_VARIABLE not in values
+    assert not {DEVICES_VARIABLE, POD_UID_ENV} & set(values)
+    pod = {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid", "apiVersion": "v1"}}}
+    assert [each for each in env if each["name"] == POD_UID_ENV] == [pod]
 
 
 def test_the_launcher_is_told_of_the_devices_that_were_asked_for_and_chosen() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import time
+from email.utils import formatdate
 from pathlib import Path
 
 import certifi
@@ -11,19 +12,21 @@ import httpx
 import jwt
 import pytest
 
-from rollfleet_engine.guard.identity import (
-    LONGEST_TOKEN,
+from rollfleet_engine.guard.identity import LEEWAY_S, LONGEST_TOKEN, Caller, ServiceAccountVerifier
+from rollfleet_engine.guard.keys import (
+    OLDEST_KEYS_S,
     REFETCH_EVERY_S,
+    REFRESH_S,
+    STALE_S,
     ApiServerKeys,
-    Caller,
     IdentityError,
     KeyRing,
-    ServiceAccountVerifier,
 )
 from rollfleet_protocol.engine_config import TokenVerification
 from tests.support.guards import FLEET, OPERATOR
 from tests.support.tokens import ISSUER, ApiServer, claims, ec_key, rsa_key, sign
 
+AUDIENCE = FLEET.audience("")
 RSA_KEY, OTHER_RSA_KEY, EC_KEY = rsa_key(), rsa_key(), ec_key()
 
 
@@ -55,7 +58,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def verifier(server: ApiServer, tokens: TokenVerification, clock: Clock) -> ServiceAccountVerifier:
-    return ServiceAccountVerifier(FLEET, tokens, KeyRing(ApiServerKeys(tokens, server.transport()), clock))
+    return ServiceAccountVerifier(AUDIENCE, tokens, KeyRing(ApiServerKeys(tokens, server.transport()), clock))
 
 
 async def test_the_operators_token_is_verified_with_keys_fetched_once(
@@ -71,6 +74,12 @@ async def test_the_operators_token_is_verified_with_keys_fetched_once(
 NOW = int(time.time())
 BAD_CLAIMS = {
     "another fleet's audience": {"aud": ["rollfleet.io/rl/qwen/another-uid"]},
+    "another engine's audience": {"aud": [FLEET.audience("another-pod")]},
+    "times that are no numbers": {"exp": "tomorrow"},
+    "a time that is true": {"nbf": True},
+    "a time without end": {"exp": float("inf")},
+    "an audience that is an object": {"aud": {"a": 1}},
+    "a subject that is no text": {"sub": 7},
     "the API server's own audience": {"aud": [ISSUER]},
     "no audience": {"aud": None},
     "another issuer": {"iss": "https://another"},
@@ -164,10 +173,102 @@ async def test_an_api_server_that_is_away_does_not_lock_the_operator_out(
 ) -> None:
     await verifier.verify(sign(RSA_KEY))
     server.error = httpx.ConnectError("connection refused")
-    clock.now += 10_000
+    clock.now += OLDEST_KEYS_S - 1
     with pytest.raises(IdentityError, match="connection refused"):
         await verifier.verify(sign(OTHER_RSA_KEY, "unknown"))
+    asked = len(server.asked)
+    for _ in range(3):
+        await verifier.verify(sign(RSA_KEY))
+    assert len(server.asked) <= asked + 1  # nor is it waited for each time
+    clock.now += 2
+    with pytest.raises(IdentityError, match=r"read 3601 s ago, and are trusted for 3600 s: .*connection refused"):
+        await verifier.verify(sign(RSA_KEY))
+    server.error = None
+    clock.now += REFETCH_EVERY_S
+    await verifier._keys._refetch(lambda: True)
     await verifier.verify(sign(RSA_KEY))
+
+
+@pytest.mark.parametrize("is_called_meanwhile", [True, False])
+async def test_a_withdrawn_key_is_refused_in_time(
+    verifier: ServiceAccountVerifier, server: ApiServer, clock: Clock, *, is_called_meanwhile: bool
+) -> None:
+    await verifier.verify(sign(RSA_KEY))
+    del server.keys["first"]
+    await verifier.verify(sign(RSA_KEY))  # not yet known
+    if is_called_meanwhile:
+        clock.now += 1.5 * REFRESH_S
+        await verifier.verify(sign(RSA_KEY))  # the last time: the keys are being read beside it
+        await asyncio.sleep(0.05)
+        assert verifier._keys._refreshing is not None
+        await verifier._keys._refreshing
+    else:
+        clock.now += STALE_S + 1
+    with pytest.raises(IdentityError, match="does not publish"):
+        await verifier.verify(sign(RSA_KEY))
+    await verifier.verify(sign(EC_KEY, "curve"))
+    await verifier.close()
+
+
+class Wall:
+    """The clock of an engine's node, so many seconds before the API server's."""
+
+    def __init__(self, ahead_s: float) -> None:
+        self.ahead_s = ahead_s
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
+
+
+def skewed(server: ApiServer, tokens: TokenVerification, ahead_s: float, *, tells_date: bool) -> ServiceAccountVerifier:
+    """A guard whose clock goes wrong, and an API server that says what time it is."""
+    if tells_date:  # the test's process has one clock: its API server is wrong the other way round
+        server.date = lambda: formatdate(time.time() - ahead_s, usegmt=True)
+    ring = KeyRing(ApiServerKeys(tokens, server.transport()))
+    return ServiceAccountVerifier(AUDIENCE, tokens, ring, Wall(ahead_s))
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "tells_date", "words"),
+    [
+        (
+            -300,
+            True,
+            r"valid in (299|300) s only, by this engine's clock: that clock is (299|300|301) s behind the API server's",
+        ),
+        (
+            -300,
+            False,
+            r"valid in (299|300) s only, by this engine's clock: the clock of this engine's node or the API server's",
+        ),
+        (1000, True, r"expired 40\d s ago, by this engine's clock: that clock is (999|1000|1001) s ahead of the API"),
+        (1000, False, r"expired 40\d s ago, by this engine's clock: get a new one"),
+    ],
+)
+async def test_a_clock_that_is_wrong_is_named(
+    server: ApiServer, tokens: TokenVerification, ahead_s: float, words: str, *, tells_date: bool
+) -> None:
+    with pytest.raises(IdentityError, match=words):
+        await skewed(server, tokens, ahead_s, tells_date=tells_date).verify(sign(RSA_KEY))
+
+
+@pytest.mark.parametrize("off_s", [-LEEWAY_S + 1, LEEWAY_S - 2])
+async def test_the_leeway_holds_for_every_time_of_a_token(
+    server: ApiServer, tokens: TokenVerification, off_s: float
+) -> None:
+    verifier = skewed(server, tokens, off_s, tells_date=True)
+    now = int(time.time())
+    await verifier.verify(sign(RSA_KEY))
+    await verifier.verify(sign(RSA_KEY, iat=now - 100, nbf=now - 100, exp=now))
+    await verifier.verify(sign(RSA_KEY, iat=now - 900, nbf=now - 900, exp=now + 100))
+
+
+@pytest.mark.parametrize("name", ["iat", "nbf", "exp"])
+async def test_beyond_the_leeway_nothing_is_taken(verifier: ServiceAccountVerifier, name: str) -> None:
+    now = int(time.time())
+    beyond = now - LEEWAY_S - 1 if name == "exp" else now + LEEWAY_S + 2
+    with pytest.raises(IdentityError, match="by this engine's clock"):
+        await verifier.verify(sign(RSA_KEY, **{name: beyond}))
 
 
 async def test_without_any_key_the_cause_is_told_and_it_is_tried_again(
@@ -214,6 +315,6 @@ async def test_a_missing_pod_token_is_named(server: ApiServer, tokens: TokenVeri
 
 async def test_a_configured_issuer_needs_no_discovery(server: ApiServer, tokens: TokenVerification) -> None:
     fixed = tokens.model_copy(update={"issuer": ISSUER})
-    verifier = ServiceAccountVerifier(FLEET, fixed, KeyRing(ApiServerKeys(fixed, server.transport())))
+    verifier = ServiceAccountVerifier(AUDIENCE, fixed, KeyRing(ApiServerKeys(fixed, server.transport())))
     await verifier.verify(sign(RSA_KEY))
     assert server.asked == ["/openid/v1/jwks"]

@@ -3,7 +3,8 @@
 import pytest
 
 from rollfleet_engine.simulator import __main__ as simulator
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfigError, config_of
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, POD_UID_ENV, EngineConfigError, config_of
+from tests.support.guards import make_config
 
 WRONG = {
     "absent": (None, "ROLLFLEET_ENGINE_CONFIG is not set"),
@@ -27,3 +28,9 @@ def test_what_is_wrong_is_named(case: str, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr("sys.argv", ["simulator", *options])
     assert simulator.main() == 1
     assert words in capsys.readouterr().err
+
+
+def test_each_pod_has_an_audience_of_its_own() -> None:
+    environ = {ENGINE_CONFIG_ENV: make_config().model_dump_json(by_alias=True)}
+    assert config_of(environ).audience == "rollfleet.io/rl/qwen/fleet-uid"  # by hand, outside of a pod
+    assert config_of({**environ, POD_UID_ENV: "p-1"}).audience == "rollfleet.io/rl/qwen/fleet-uid/p-1"

@@ -27,6 +27,7 @@ from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
     ENGINE_CONFIG_ENV,
     AcceleratorConfig,
+    POD_UID_ENV,
     EngineConfig,
     FleetIdentity,
     Hold,
@@ -42,6 +43,7 @@ RUN_DIR = "/run/rollfleet"
 HOME = "/var/lib/rollfleet"  # of any user; the image keeps its caches below it
 STARTUP_PERIOD_S = 2  # a fast engine is ready in seconds
 GRACE_S = 30  # after draining: aborting slow readers, stopping the engine
+FROM_THE_POD = (DEVICES_VARIABLE, POD_UID_ENV)  # by the downward API
 PRE_STOP = ("python3", "-m", "rollfleet_engine.prestop")
 
 
@@ -137,21 +139,22 @@ def _probe(period_s: int, *, failures: int, timeout_s: int) -> Manifest:
 
 
 def _env(fleet: RolloutEngine, settings: Settings) -> list[Manifest]:
-    given = {variable.name: variable.value for variable in fleet.spec.env if variable.name != DEVICES_VARIABLE}
+    given = {variable.name: variable.value for variable in fleet.spec.env if variable.name not in FROM_THE_POD}
     config = engine_config(fleet, settings).model_dump(mode="json", by_alias=True)
     own = {ENGINE_CONFIG_ENV: json.dumps(config, sort_keys=True), "HOME": given.get("HOME", HOME)}
     return [*({"name": name, "value": value} for name, value in {**given, **own}.items()), *_announced(fleet.spec)]
 
 
 def _announced(spec: RolloutEngineSpec) -> list[Manifest]:
-    """The chips that the scheduler or the device plugin wrote down for this pod, for the launcher to compare.
+    """What differs from pod to pod: its uid, and the chips that scheduler or device plugin wrote down for it.
 
     Both do so under the resource's name (MindCluster: docs/en/scheduling/api/k8s.md). Empty where nobody did.
     """
+    pod_uid = {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid", "apiVersion": "v1"}}}
     if not spec.accelerator.per_pod:
-        return []
+        return [pod_uid]
     annotation = {"fieldPath": f"metadata.annotations['{spec.accelerator.resource_name}']", "apiVersion": "v1"}
-    return [{"name": DEVICES_VARIABLE, "valueFrom": {"fieldRef": annotation}}]
+    return [pod_uid, {"name": DEVICES_VARIABLE, "valueFrom": {"fieldRef": annotation}}]
 
 
 def engine_config(fleet: RolloutEngine, settings: Settings) -> EngineConfig:
