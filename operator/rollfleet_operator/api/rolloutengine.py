@@ -108,9 +108,10 @@ class EnvVar(ApiModel):
             max_length=253,
             json_schema_extra=rules(
                 rule(
-                    "!(self in ['ROLLFLEET_ENGINE_CONFIG', 'ROLLFLEET_DEVICES', 'ROLLFLEET_POD_UID', 'PYTHONPATH', 'PYTHONHOME'])",
-                    "spec.env must not set ROLLFLEET_ENGINE_CONFIG, ROLLFLEET_DEVICES, ROLLFLEET_POD_UID, PYTHONPATH or "
-                    "PYTHONHOME: operator and image do",
+                    "!(self in ['ROLLFLEET_ENGINE_CONFIG', 'ROLLFLEET_DEVICES', 'ROLLFLEET_POD_UID', 'PYTHONPATH', "
+                    "'PYTHONHOME'])",
+                    "spec.env must not set ROLLFLEET_ENGINE_CONFIG, ROLLFLEET_DEVICES, ROLLFLEET_POD_UID, PYTHONPATH "
+                    "or PYTHONHOME: operator and image do",
                 ),
                 rule(
                     "!(self in ['ASCEND_VISIBLE_DEVICES', 'ASCEND_RT_VISIBLE_DEVICES'])",

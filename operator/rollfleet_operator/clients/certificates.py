@@ -2,9 +2,15 @@
 
 ECDSA P-256 throughout. The CA lives in Secret `rollfleet-ca` of the operator's namespace for 10 years; a fleet's
 certificate lives in Secret `<fleet>-engine-tls` for 90 days and is made anew after 60.
+
+The CA is made anew after two thirds of its life, or where a person asks for it by the annotation ROTATE. The one before
+is trusted beside it for as long as a certificate of its can live, so that engines may take their new one when the
+kubelet brings it; `status.caBundle` carries both meanwhile.
 """
 
+import asyncio
 import base64
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,6 +27,10 @@ from rollfleet_operator.clients.errors import AlreadyExists, InvalidSpec, NotFou
 from rollfleet_operator.ports import SECRETS, Cluster, Manifest
 from rollfleet_protocol.engine_config import FleetIdentity
 
+logger = logging.getLogger(__name__)
+
+ROTATE = "rollfleet.io/rotate"  # annotation of the CA's Secret; any value, taken off when it is done
+MOST_BEFORE = 3  # CAs that are trusted beside the newest, however often one is asked for
 CA_SECRET = "rollfleet-ca"  # noqa: S105 - a name
 CA_LIFE = timedelta(days=3650)
 FLEET_LIFE = timedelta(days=90)
@@ -50,16 +60,22 @@ class Authority:
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
+    before: tuple[x509.Certificate, ...] = ()  # that signed what engines may still show
 
     @property
     def pem(self) -> str:
         """The certificate alone."""
-        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+        return _pem(self.certificate)
+
+    @property
+    def trusted(self) -> str:
+        """All that prove an engine, PEM, the newest first."""
+        return "".join(_pem(each) for each in (self.certificate, *self.before))
 
     @property
     def bundle(self) -> str:
-        """The certificate as status.caBundle carries it."""
-        return base64.b64encode(self.pem.encode()).decode()
+        """The same as status.caBundle carries it."""
+        return base64.b64encode(self.trusted.encode()).decode()
 
 
 @dataclass(frozen=True)
@@ -134,33 +150,86 @@ def renewal_time(certificate: x509.Certificate) -> datetime:
 class Certificates:
     """The operator's CA, and what it signs."""
 
-    def __init__(self, cluster: Cluster, namespace: str, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        clock: Callable[[], datetime],
+        trust: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._clock = clock
+        self._trust = trust  # told what proves engines (PEM) before any of them can show a certificate of a new CA
         self._authority: Authority | None = None
+        self._is_recent = False
+        self._reading = asyncio.Lock()
         self._checked: dict[str, datetime] = {}  # fleet's uid -> when its certificate is to be replaced
 
     async def authority(self) -> Authority:
         """The CA: what the Secret holds, else a new one. Whoever creates the Secret first has made the CA."""
         if self._authority is None:
-            try:
-                secret = await self._cluster.get(SECRETS, self._namespace, CA_SECRET)
-            except NotFound:
-                secret = await self._create_authority()
-            self._authority = _authority_of(secret, f"{self._namespace}/{CA_SECRET}")
+            self._authority = self._read(await self._secret())
         return self._authority
+
+    async def _current(self) -> Authority:
+        """The CA as its Secret holds it, read again after each recheck, and made anew where it is time."""
+        async with self._reading:
+            if self._authority is None or not self._is_recent:
+                self._take(await self._renewed())
+                self._is_recent = True
+            return await self.authority()
+
+    async def _renewed(self) -> Authority:
+        secret = await self._secret()
+        try:
+            authority = self._read(secret)
+        except InvalidSpec as error:
+            if self._authority is None:
+                raise
+            logger.warning("%s; going on with the CA that was read before", error)
+            return self._authority
+        why = _why_rotate(secret, authority, self._clock())
+        if why is None:
+            return authority
+        logger.warning("a new CA is made: %s", why)
+        return self._read(await self._rotate(secret, authority))
+
+    def _take(self, authority: Authority) -> None:
+        if self._authority is None or authority.pem != self._authority.pem:
+            self._checked.clear()
+        self._authority = authority
+        self._trust(authority.trusted)
+
+    def _read(self, secret: Manifest) -> Authority:
+        return _authority_of(secret, f"{self._namespace}/{CA_SECRET}", self._clock())
+
+    async def _secret(self) -> Manifest:
+        try:
+            return await self._cluster.get(SECRETS, self._namespace, CA_SECRET)
+        except NotFound:
+            return await self._create_authority()
+
+    async def _rotate(self, secret: Manifest, old: Authority) -> Manifest:
+        """One write, if nobody else has written since."""
+        made = make_authority(self._clock())
+        new = Authority(made.certificate, made.key, (old.certificate, *old.before)[:MOST_BEFORE])
+        written = _tls_secret({}, Issued(new.pem.encode(), _private_pem(new.key)), new.trusted)
+        metadata = {"resourceVersion": secret["metadata"]["resourceVersion"], "annotations": {ROTATE: None}}
+        patch = {"metadata": metadata, "data": written["data"]}
+        return await self._cluster.merge_patch(SECRETS, self._namespace, CA_SECRET, patch)
 
     async def ensure(self, fleet: RolloutEngine) -> str:
         """See that the fleet has a valid certificate; the CA bundle that proves it."""
-        authority, now = await self.authority(), self._clock()
+        authority, now = await self._current(), self._clock()
         due = self._checked.get(fleet.metadata.uid)
         if due is None or now >= due:
             self._checked[fleet.metadata.uid] = await self._ensure_secret(authority, fleet, now)
         return authority.bundle
 
     def recheck(self, live_fleets: set[str]) -> None:
-        """Look at every Secret again in the next passes; forget fleets (by uid) that are gone."""
+        """Look at every Secret again in the next passes, the CA's too; forget fleets (by uid) that are gone."""
+        self._is_recent = False
         self._checked = {
             uid: datetime.min.replace(tzinfo=due.tzinfo) for uid, due in self._checked.items() if uid in live_fleets
         }
@@ -216,17 +285,39 @@ def _tls_secret(metadata: Manifest, issued: Issued, ca_pem: str) -> Manifest:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": TLS, "data": data}
 
 
-def _authority_of(secret: Manifest, where: str) -> Authority:
+def _why_rotate(secret: Manifest, authority: Authority, now: datetime) -> str | None:
+    if ROTATE in (secret["metadata"].get("annotations") or {}):
+        return f"annotation {ROTATE} asks for it"
+    return "two thirds of its life are over" if now >= renewal_time(authority.certificate) else None
+
+
+def _before(secret: Manifest, newest: x509.Certificate, now: datetime) -> tuple[x509.Certificate, ...]:
+    """The CAs whose certificates engines may still show: none lives longer than FLEET_LIFE after the newest began."""
+    if now > newest.not_valid_before_utc + BACKDATED + FLEET_LIFE:
+        return ()
+    try:
+        known = x509.load_pem_x509_certificates(base64.b64decode(secret["data"].get("ca.crt", "")))
+    except ValueError:  # what is trusted besides is lost, the CA is not
+        return ()
+    return tuple(each for each in known if each != newest and each.not_valid_after_utc > now)[:MOST_BEFORE]
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _authority_of(secret: Manifest, where: str, now: datetime) -> Authority:
     try:
         certificate = x509.load_pem_x509_certificate(base64.b64decode(secret["data"]["tls.crt"]))
         key = serialization.load_pem_private_key(base64.b64decode(secret["data"]["tls.key"]), None)
+        before = _before(secret, certificate, now)
     except (KeyError, *_UNREADABLE) as error:
         raise InvalidSpec(
             f"Secret {where} holds no CA ({type(error).__name__}): delete it to have a new one made"
         ) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise InvalidSpec(f"Secret {where}: tls.key is not the P-256 key of tls.crt: delete it to have a new one made")
-    return Authority(certificate, key)
+    return Authority(certificate, key, before)
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:

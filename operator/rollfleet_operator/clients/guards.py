@@ -82,8 +82,8 @@ class GuardClient:
         self._leads = leads
         self._commands = FairSlots(MAX_COMMANDS, MAX_COMMANDS_PER_FLEET)
         self._questions = FairSlots(MAX_QUESTIONS, MAX_QUESTIONS_PER_FLEET)
-        self._tls = ssl.create_default_context(cadata=ca_pem)
-        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._trusted = ca_pem
+        self._tls = _context(ca_pem)
         self._tokens = tokens
         self._meter = meter
         connector = aiohttp.TCPConnector(
@@ -95,6 +95,11 @@ class GuardClient:
             auto_decompress=False,  # a few bytes on the wire could be a gigabyte
             skip_auto_headers=("Accept-Encoding",),
         )
+
+    def trust(self, ca_pem: str) -> None:
+        """What proves engines from now on; connections that stand are not asked again."""
+        if ca_pem != self._trusted:
+            self._trusted, self._tls = ca_pem, _context(ca_pem)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -186,6 +191,12 @@ class GuardClient:
         if not 200 <= answer.status < 300:
             raise from_guard(answer.status, content, what)
         return content
+
+
+def _context(ca_pem: str) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=ca_pem)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def _read(kind: type[Said], content: bytes, endpoint: Endpoint) -> Said:

@@ -69,7 +69,7 @@ def needed_at_home(service_account: str, lease: str = "") -> tuple[Need, ...]:
     return (
         *election,
         Need(SECRETS, ("create",)),  # the CA: RBAC cannot narrow create by name
-        Need(SECRETS, ("get",), name=CA_SECRET),
+        Need(SECRETS, ("get", "patch"), name=CA_SECRET),
         Need(SERVICE_ACCOUNTS, ("get",), name=service_account),
         Need(SERVICE_ACCOUNTS, ("create",), "token", service_account),
     )

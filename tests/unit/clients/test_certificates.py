@@ -12,13 +12,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.clients.certificates import (
     CA_SECRET,
+    FLEET_LIFE,
+    MOST_BEFORE,
+    ROTATE,
     Certificates,
     issue,
     make_authority,
     renewal_time,
     why_renew,
 )
-from rollfleet_operator.clients.errors import InvalidSpec, Unreachable
+from rollfleet_operator.clients.errors import Conflict, InvalidSpec, Unreachable
 from tests.support.cluster import MemoryCluster
 
 NOW = datetime(2026, 11, 29, 12, 0, tzinfo=UTC)
@@ -194,3 +197,104 @@ async def test_every_reason_to_renew_is_seen(certificates: Certificates, cluster
     assert "does not hold" in (why_renew(authority, changed(**{"tls.key": strange}), NAME, NOW) or "")
     assert why_renew(authority, good, "other.rl.engine.rollfleet.io", NOW) == "it names another server"
     assert "two thirds" in (why_renew(authority, good, NAME, NOW + timedelta(days=61)) or "")
+
+
+def ca_secret(cluster: MemoryCluster) -> dict[str, Any]:
+    return cluster.objects["secrets", "rollfleet", CA_SECRET]
+
+
+def bundled(bundle: str) -> list[x509.Certificate]:
+    return x509.load_pem_x509_certificates(base64.b64decode(bundle))
+
+
+class Trust:
+    """What the operator was told to trust, and whether it was told before engines had the certificate."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self.cluster = cluster
+        self.told: list[tuple[str, int]] = []
+
+    def __call__(self, pem: str) -> None:
+        self.told.append((pem, self.cluster.writes.count(("apply", "secrets", "qwen-engine-tls"))))
+
+
+@pytest.mark.parametrize("reason", ["annotation", "age"])
+async def test_a_new_ca_is_trusted_beside_the_one_before_until_no_engine_can_show_that(
+    cluster: MemoryCluster, clock: Clock, reason: str
+) -> None:
+    trust = Trust(cluster)
+    certificates = Certificates(cluster, "rollfleet", clock, trust)
+    (first,) = bundled(await certificates.ensure(make_fleet()))
+    if reason == "annotation":
+        ca_secret(cluster)["metadata"]["annotations"] = {ROTATE: "today", "kept": "x"}
+    else:
+        clock.now = renewal_time(first)
+    certificates.recheck({"f-1"})
+    second, before = bundled(await certificates.ensure(make_fleet()))
+    assert before == first
+    certificate(secret(cluster)).verify_directly_issued_by(second)
+    pem, applied = trust.told[-1]
+    assert (pem.count("BEGIN CERTIFICATE"), applied) == (2, 1), "trusted before an engine can show it"
+    assert ROTATE not in ca_secret(cluster)["metadata"].get("annotations", {})
+    restarted = Certificates(cluster, "rollfleet", clock)
+    assert bundled((await restarted.authority()).bundle) == [second, first]
+    clock.now += FLEET_LIFE - timedelta(minutes=1)
+    certificates.recheck({"f-1"})
+    assert bundled(await certificates.ensure(make_fleet())) == [second, first]
+    clock.now += timedelta(minutes=2)
+    certificates.recheck({"f-1"})
+    assert bundled(await certificates.ensure(make_fleet())) == [second]
+    assert trust.told[-1][0].count("BEGIN CERTIFICATE") == 1
+    assert cluster.writes.count(("patch", "secrets", CA_SECRET)) == 1
+
+
+async def test_one_of_two_operators_makes_the_new_ca(cluster: MemoryCluster, clock: Clock) -> None:
+    both = [Certificates(cluster, "rollfleet", clock) for _ in range(2)]
+    await asyncio.gather(*(each.ensure(make_fleet()) for each in both))
+    ca_secret(cluster)["metadata"]["annotations"] = {ROTATE: ""}
+    for each in both:
+        each.recheck({"f-1"})
+    ends = await asyncio.gather(*(each.ensure(make_fleet()) for each in both), return_exceptions=True)
+    assert all(isinstance(end, str | Conflict) for end in ends)
+    bundles = {await each.ensure(make_fleet()) for each in both}
+    assert len(bundles) == 1
+    assert len(bundled(bundles.pop())) == 2
+
+
+async def test_however_often_one_is_asked_for_the_bundle_stays_small(
+    certificates: Certificates, cluster: MemoryCluster, clock: Clock
+) -> None:
+    for _ in range(MOST_BEFORE + 3):
+        await certificates.ensure(make_fleet())
+        ca_secret(cluster)["metadata"]["annotations"] = {ROTATE: "again"}
+        certificates.recheck({"f-1"})
+        clock.now += timedelta(hours=1)
+    assert len(bundled(await certificates.ensure(make_fleet()))) == 1 + MOST_BEFORE
+
+
+async def test_a_ca_that_is_damaged_later_is_told_and_the_one_that_was_read_goes_on(
+    certificates: Certificates, cluster: MemoryCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = await certificates.ensure(make_fleet())
+    ca_secret(cluster)["data"] = {"tls.crt": "eA==", "tls.key": "eA=="}
+    certificates.recheck({"f-1"})
+    assert await certificates.ensure(make_fleet()) == bundle
+    assert "holds no CA" in caplog.text
+
+
+async def test_a_ca_that_was_deleted_is_made_anew_and_the_one_before_is_trusted_no_more(
+    certificates: Certificates, cluster: MemoryCluster
+) -> None:
+    (first,) = bundled(await certificates.ensure(make_fleet()))
+    del cluster.objects["secrets", "rollfleet", CA_SECRET]
+    certificates.recheck({"f-1"})
+    (second,) = bundled(await certificates.ensure(make_fleet()))
+    assert second != first
+    certificate(secret(cluster)).verify_directly_issued_by(second)
+
+
+async def test_what_is_trusted_besides_may_be_unreadable(cluster: MemoryCluster, clock: Clock) -> None:
+    authority = await Certificates(cluster, "rollfleet", clock).authority()
+    for text in ("", "eA=="):
+        ca_secret(cluster)["data"]["ca.crt"] = text
+        assert (await Certificates(cluster, "rollfleet", clock).authority()).trusted == authority.pem

@@ -5,6 +5,7 @@ import gzip
 import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -336,3 +337,30 @@ async def test_an_address_that_is_another_pods_by_now_speaks_for_nobody(server: 
         await client.state(endpoint(server), None)
     with pytest.raises(Unreachable, match="another pod's"):
         await client.command(endpoint(server), ARM)
+
+
+async def test_engines_of_two_cas_are_reached_while_both_are_trusted(
+    authority: Authority, tokens: OneToken, tmp_path: Path
+) -> None:
+    """Both have one name; which of the two signed a certificate is told by its key identifier."""
+    newer = make_authority(datetime.now(UTC))
+    servers = [Server(each, tmp_path / str(number)) for number, each in enumerate((authority, newer))]
+    for each in servers:
+        each.folder.mkdir()
+        await each.start()
+    client = GuardClient(authority.trusted, tokens, SilentMeter(), lambda: True)  # type: ignore[arg-type]
+    try:
+        await client.state(endpoint(servers[0]), None)
+        with pytest.raises(Unreachable, match="certificate was not accepted"):
+            await client.state(endpoint(servers[1]), None)
+        client.trust(replace(newer, before=(authority.certificate,)).trusted)
+        for each in servers:
+            await client.state(endpoint(each), None)
+        client.trust(newer.trusted)
+        await client.state(endpoint(servers[1]), None)
+        with pytest.raises(Unreachable, match="certificate was not accepted"):
+            await client.state(endpoint(servers[0]), None)
+    finally:
+        await client.close()
+        for each in servers:
+            await each.stop()

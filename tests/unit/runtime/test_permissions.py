@@ -53,10 +53,11 @@ async def test_all_namespaces_are_asked_for_as_such() -> None:
 
 
 async def test_what_is_needed_at_home_is_narrowed_by_name() -> None:
-    judge = Judge(denied=(("create", "serviceaccounts"), ("get", "secrets")))
+    judge = Judge(denied=(("create", "serviceaccounts"), ("get", "secrets"), ("patch", "secrets")))
     lines = await missing_permissions(judge, (), "rollfleet", "operator")
     assert lines == [
         "get secrets rollfleet-ca (group core) in namespace rollfleet",
+        "patch secrets rollfleet-ca (group core) in namespace rollfleet",
         "create serviceaccounts/token operator (group core) in namespace rollfleet",
     ]
 

@@ -26,8 +26,8 @@ from rollfleet_operator.core.observed import Settings
 from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
     ENGINE_CONFIG_ENV,
-    AcceleratorConfig,
     POD_UID_ENV,
+    AcceleratorConfig,
     EngineConfig,
     FleetIdentity,
     Hold,
