@@ -6,9 +6,9 @@ answer is harmless; after it failed it starts anew.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rollfleet_protocol.base import Request
 
@@ -84,12 +84,44 @@ class Arm(Command):
     """From here on only the operator reopens this engine. Refused while the gate is open or requests are in flight."""
 
 
+class Sender(Request):
+    """Whose ServiceAccount sends the weights, by name and uid."""
+
+    subject: Annotated[str, Field(min_length=1, max_length=512)]  # system:serviceaccount:<namespace>:<name>
+    uid: Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class Push(Request):
+    """A trainer sends the weights, by vLLM's native transfer routes on the control port.
+
+    They are open to `sender` alone, from this command to the end of the transfer; /pause and /resume answer it that
+    there is nothing to do, as long as the epoch is armed.
+    """
+
+    sender: Sender
+    backend: Annotated[str, Field(min_length=1, max_length=64)]
+    rank_offset: Annotated[int, Field(ge=1)]  # of this engine's first worker in the trainer's group
+    world_size: Annotated[int, Field(ge=2)]  # of the group: the trainer and all workers of all engines
+    workers: Annotated[int, Field(ge=1)]  # of this engine, as counted by who numbered the ranks
+
+
 class Transfer(Command):
-    """Apply what was staged under this epoch, through the engine's four phases. Refused unless armed and staged."""
+    """Apply new weights, through the engine's four phases. Refused unless quiesced and armed.
+
+    Without `push`: what was staged under this epoch, whose digest must be named. With it: what a trainer sends; where
+    the digest is named, that is what must come.
+    """
 
     version: Version
-    digest: str
+    digest: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+    push: Push | None = None
     deadline_seconds: Seconds
+
+    @model_validator(mode="after")
+    def _of_one_source(self) -> Self:
+        if self.push is None and self.digest is None:
+            raise ValueError("digest: what was staged must be named, or push say who sends")
+        return self
 
 
 class Verify(Command):

@@ -16,6 +16,7 @@ class RefusalReason(StrEnum):
     TOO_LARGE = "TooLarge"  # 413; 431 where it is the head
     BUSY = "Busy"  # 429: the same is asked for by another call that runs
     PROBE_FAILED = "ProbeFailed"  # 502: the engine's own text
+    TRANSFER_FAILED = "TransferFailed"  # 502: the engine's own text
     WRONG_INCARNATION = "WrongIncarnation"  # 409: the process was restarted since
     STALE_EPOCH = "StaleEpoch"  # 409: a newer epoch was seen
     ORDER_VIOLATION = "OrderViolation"  # 409: the message names the right order

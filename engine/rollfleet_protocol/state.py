@@ -125,7 +125,7 @@ class Weights(Answer):
     state: WeightsState
     version: Version | None = None  # None until somebody has said which version they are
     digest: Digest | None = None  # "sha256:<hex>" of the version digest; None for Initial weights
-    source: Annotated[str, Field(max_length=4200)] = ""  # "model" or "checkpoint:<relative path>"
+    source: Annotated[str, Field(max_length=4200)] = ""  # "model", "checkpoint:<relative path>" or "trainer:<subject>"
 
 
 class Staged(Answer):
@@ -140,6 +140,14 @@ class Staged(Answer):
     seconds: float
 
 
+class DigestSource(StrEnum):
+    """Who vouches for a transfer's digest."""
+
+    CHECKPOINT = "Checkpoint"  # the staged files
+    TRAINER = "Trainer"  # it said what it sent
+    ENGINES_ONLY = "EnginesOnly"  # the workers agree among themselves, and nobody else has said anything
+
+
 class Transferred(Answer):
     """What the workers received and applied."""
 
@@ -151,6 +159,7 @@ class Transferred(Answer):
     layers: int  # layers whose loaded elements were compared with the first load
     seconds: float
     phase_seconds: dict[str, float]  # vLLM's four phases: init, start, update, finish
+    digest_source: DigestSource = DigestSource.CHECKPOINT
 
 
 class ProbeResult(Answer):

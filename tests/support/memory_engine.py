@@ -2,11 +2,13 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rollfleet_engine.guard.answers import Receive, Scope, Send
 from rollfleet_engine.guard.checkpoints import OnProgress
-from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
 from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
@@ -71,6 +73,8 @@ class MemoryEngine:
         self.made = 3  # tokens of each request so far
         self.frozen: dict[str, asyncio.Event] = {}  # by the name that the guard was told
         self.kept: list[bool] = []  # what each reset of the caches was told
+        self.group: tuple[str, dict[str, Any]] | None = None  # of a push
+        self.came: list[str] = []  # tensors of a push
         self.digest: str | None = None  # what apply reports, if not the truth
 
     def facts(self) -> Facts:
@@ -145,6 +149,33 @@ class MemoryEngine:
             seconds=0.0,
             phase_seconds={},
         )
+
+    async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Remember the group."""
+        assert deadline_s > 0
+        await self._call("push_init")
+        self.group = (backend, dict(info))
+
+    async def push_start(self, deadline_s: float) -> None:
+        """Nothing has come yet."""
+        assert self.paused
+        await self._call("push_start")
+        self.came = []
+
+    async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Every name is a tensor."""
+        assert deadline_s > 0
+        await self._call("push_update")
+        self.came += info["names"]
+
+    async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
+        """The digest is that of the path that is named by the tensors."""
+        await self._call("push_finish")
+        self.weights = "+".join(self.came)
+        found = self.digest or digest_of(self.weights)
+        if digest not in (None, found):
+            raise engine_error(FailureReason.DIGEST_MISMATCH, f"worker 0: received {found}, sent was {digest}")
+        return Received(digest=found, tensors=len(self.came), bytes=4 * len(self.came), layers=1)
 
     async def recover(self, deadline_s: float) -> None:
         """Nothing to put back."""

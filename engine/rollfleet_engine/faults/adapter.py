@@ -3,12 +3,13 @@
 import asyncio
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from rollfleet_engine.faults.http import Hands
 from rollfleet_engine.faults.injector import Injector
 from rollfleet_engine.faults.plan import Call, FaultType, Rule, choose
 from rollfleet_engine.guard.checkpoints import OnProgress, Stager
-from rollfleet_engine.guard.ports import EngineAdapter, EngineError
+from rollfleet_engine.guard.ports import EngineAdapter, EngineError, Received
 from rollfleet_engine.weights.coverage import layer_of
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
@@ -110,6 +111,23 @@ class FaultyAdapter:
             left = tuple(tensor for tensor in staged.tensors if layer_of(tensor.name) != skipped)
             staged = dataclasses.replace(staged, tensors=left, open_fds=staged.open_fds)
         return await self._inner.apply(staged, epoch, version, deadline_s)
+
+    async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Never struck: faults of pushes come from their trainer."""
+        await self._inner.push_init(backend, info, deadline_s)
+
+    async def push_start(self, deadline_s: float) -> None:
+        """Never struck."""
+        await self._inner.push_start(deadline_s)
+
+    async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Struck as engine.apply; layers cannot be skipped, since it is the trainer that sends them."""
+        await self._faults.before(Call.ENGINE_APPLY, deadline_s)
+        await self._inner.push_update(info, deadline_s)
+
+    async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
+        """Never struck."""
+        return await self._inner.push_finish(digest, version, deadline_s)
 
     async def recover(self, deadline_s: float) -> None:
         """Struck as engine.recover."""

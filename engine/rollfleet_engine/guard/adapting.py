@@ -3,15 +3,22 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+from rollfleet_engine.weights.backends.registry import usable_names
 from rollfleet_protocol.commands import PauseMode
 
-CAPABILITIES = (
-    "source/Checkpoint",
-    *(f"pause/{mode.value}" for mode in PauseMode),
-    *("verify/Digest", "verify/Coverage", "verify/Logprobs"),
-)
+
+@cache
+def capabilities() -> tuple[str, ...]:
+    """What an engine with this guard can do; backends as far as they can be imported here."""
+    return (
+        *("source/Checkpoint", "source/Trainer"),
+        *(f"backend/{name}" for name in usable_names()),
+        *(f"pause/{mode.value}" for mode in PauseMode),
+        *("verify/Digest", "verify/Coverage", "verify/Logprobs"),
+    )
 
 
 def guard_version() -> str:

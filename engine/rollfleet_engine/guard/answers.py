@@ -26,6 +26,7 @@ STATUS_OF = {
     RefusalReason.TOO_LARGE: 413,
     RefusalReason.BUSY: 429,
     RefusalReason.PROBE_FAILED: 502,
+    RefusalReason.TRANSFER_FAILED: 502,
     RefusalReason.CLOSED: 503,
 }
 # Seconds. An update of the whole fleet is meant to take less; a client that comes back too early is refused in 1 ms.

@@ -19,7 +19,8 @@ from rollfleet_protocol.words import visible
 DENIALS_EVERY_S = 1.0
 READS_EVERY_S = 300.0
 MOST_READERS = 64
-ROLE = "operator"  # the only one that commands
+OPERATOR = "operator"  # the only one that commands
+TRAINER = "trainer"  # of an armed push: native routes only
 STATE, NATIVE, UNKNOWN = "state", "native", "unknown"
 _LONGEST_WORD = 200
 
@@ -44,7 +45,7 @@ class Audit:
         self._denials = _Sum(DENIALS_EVERY_S, self._write_denial)
         self._readers: OrderedDict[tuple[Caller, str], _Sum] = OrderedDict()
 
-    def called(self, scope: Scope, caller: Caller, call: Call, seconds: float) -> None:
+    def called(self, scope: Scope, caller: Caller, call: Call, seconds: float, role: str = OPERATOR) -> None:
         """Somebody who may call did."""
         self._tallies.control[call.command, call.outcome] += 1
         if call.command == STATE and call.outcome == "Answered":
@@ -53,7 +54,7 @@ class Audit:
         details: dict[str, Any] = {} if call.command not in (NATIVE, UNKNOWN) else {"path": _word(scope["path"])}
         self._log.write(
             "control",
-            **_who(caller),
+            **_who(caller, role),
             peer=_peer(scope),
             command=call.command,
             epoch=call.epoch,
@@ -137,8 +138,8 @@ class _Sum:
             self._begin()
 
 
-def _who(caller: Caller) -> dict[str, Any]:
-    return {"caller": caller.subject, "uid": caller.uid, "role": ROLE}
+def _who(caller: Caller, role: str = OPERATOR) -> dict[str, Any]:
+    return {"caller": caller.subject, "uid": caller.uid, "role": role}
 
 
 def _peer(scope: Scope, *, port: bool = True) -> str:

@@ -13,12 +13,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rollfleet_engine.guard.answers import Answer, Receive, Scope, Send, refusal
-from rollfleet_engine.guard.audit import NATIVE, STATE, UNKNOWN, Audit, Call
+from rollfleet_engine.guard.audit import NATIVE, OPERATOR, STATE, TRAINER, UNKNOWN, Audit, Call
 from rollfleet_engine.guard.bodies import BodyError, GoneError, read_body
 from rollfleet_engine.guard.doors import welcome
 from rollfleet_engine.guard.identity import Caller, Verifier
 from rollfleet_engine.guard.keys import IdentityError
 from rollfleet_engine.guard.log import GuardLog
+from rollfleet_engine.guard.native import LARGEST_BODY as LARGEST_NATIVE_BODY
+from rollfleet_engine.guard.native import Act, NativeRoutes
 from rollfleet_engine.guard.routes import cure_of, is_control
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_protocol.commands import (
@@ -44,6 +46,7 @@ BODY_TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 55.0
 REQUEST_TIMEOUT_S = 75.0  # the longest poll, the longest wait for a Cancel, and some
 LONGEST_MESSAGE = 1000  # characters of a validation error
+_CALLER = "rollfleet.caller"  # in the scope: who was let in
 GONE = "Gone"  # the caller went away before it had said all
 
 COMMANDS: dict[str, type[Command]] = {
@@ -76,6 +79,7 @@ class ControlApp:
         self._operator = Caller(operator.subject, operator.uid)
         self._log = log
         self._audit = Audit(log, service.tallies)
+        self._native = NativeRoutes(service)
         self._api = Starlette(
             routes=[
                 Route(STATE_PATH, self._endpoint(STATE, self._state), methods=["GET"]),
@@ -83,6 +87,10 @@ class ControlApp:
                 *(
                     Route(f"{PREFIX}/{name}", self._endpoint(name, self._obeying(model)), methods=["POST"])
                     for name, model in COMMANDS.items()
+                ),
+                *(
+                    Route(path, self._for_sender(path, act), methods=["POST"])
+                    for path, act in self._native.acts.items()
                 ),
             ],
             exception_handlers={HTTPException: self._no_route},
@@ -94,9 +102,11 @@ class ControlApp:
             await send({"type": "websocket.close", "code": 1008})
             return
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
                 denied = await self._deny(scope)
                 if denied is None:
+                    if scope["path"] in self._native.acts:
+                        limit.reschedule(None)  # the transfer's own deadline bounds them
                     await self._api(scope, receive, send)
                 else:
                     await denied(send)
@@ -112,16 +122,36 @@ class ControlApp:
             caller = await self._verifier.verify(_bearer(scope))
         except IdentityError as error:
             return self._denied(scope, RefusalReason.UNAUTHENTICATED, str(error), (b"www-authenticate", b"Bearer"))
-        if caller != self._operator:
+        if caller != self._operator and not self._native.takes(caller, scope["path"]):
             message = f"{caller.subject} (uid {caller.uid}) does not control this engine"
             return self._denied(scope, RefusalReason.FORBIDDEN, message)
         welcome(scope)
+        scope[_CALLER] = caller
         return None
 
     def _denied(self, scope: Scope, reason: RefusalReason, message: str, *headers: tuple[bytes, bytes]) -> Answer:
         answer = refusal(reason, message, *headers)
         self._audit.denied(scope, Call(_command_of(scope["path"]), reason, answer.status), message)
         return answer
+
+    def _for_sender(self, path: str, act: Act) -> Callable[[Request], Awaitable[Response]]:
+        """To the operator these are closed as the engine's other control routes are."""
+
+        async def answer(request: Request) -> Told:
+            body = await read_body(request.receive, LARGEST_NATIVE_BODY, BODY_TIMEOUT_S)
+            try:
+                return Told(await act(body), "Answered")
+            except RejectedError as error:
+                return _refused(error.rejection.reason, error.rejection.message)
+
+        open_to_sender = self._endpoint(NATIVE, answer)
+
+        async def endpoint(request: Request) -> Response:
+            if not self._native.takes(request.scope[_CALLER], path):
+                return await self._no_route(request, HTTPException(404))
+            return await open_to_sender(request)
+
+        return endpoint
 
     async def _no_route(self, request: Request, error: Exception) -> Response:
         """Also for a route of ours asked by another method."""
@@ -202,7 +232,8 @@ class ControlApp:
             None if command is None else command.epoch,
             None if command is None else command.incarnation,
         )
-        self._audit.called(request.scope, self._operator, call, seconds)
+        caller = request.scope[_CALLER]
+        self._audit.called(request.scope, caller, call, seconds, OPERATOR if caller == self._operator else TRAINER)
 
 
 async def _disconnected(request: Request) -> None:

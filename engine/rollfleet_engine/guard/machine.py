@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import singledispatch
 from math import isfinite
 
-from rollfleet_engine.guard.orders import give_up_running, hear, lose_weights, obey, opened, reopen
+from rollfleet_engine.guard.orders import give_up_running, hear, lose_weights, obey, opened, push_source, reopen
 from rollfleet_engine.guard.states import (
     Decision,
     DrainBegan,
@@ -30,9 +30,11 @@ from rollfleet_engine.guard.states import (
     ReleaseStaged,
     Resumed,
     Tick,
+    Touching,
 )
 from rollfleet_protocol.commands import Close, Command, Prepare, Transfer, Verify
 from rollfleet_protocol.state import (
+    DigestSource,
     Failure,
     FailureReason,
     Gate,
@@ -110,6 +112,14 @@ def _progressed(event: Progressed, state: GuardState, now: float) -> Decision:
     return Decision(replace(state, operation=replace(running, progress=event.progress)))
 
 
+@_apply.register
+def _touching(event: Touching, state: GuardState, now: float) -> Decision:
+    running = _running(state, event.operation_id)
+    if running is None or running.epoch != state.epoch or state.push is None:
+        return Decision(state)
+    return Decision(replace(state, weights=Weights(state=WeightsState.UPDATING, source=push_source(state.push))))
+
+
 def _running(state: GuardState, operation_id: int) -> OperationRecord | None:
     """The running operation, if the report is about it; a report of one that was given up counts for nothing."""
     running = state.running
@@ -123,7 +133,7 @@ def _ended(event: Ended, state: GuardState, now: float) -> Decision:
         return Decision(state)
     if running.epoch != state.epoch:
         return Decision(_fail(state, running, _outlived(running), now, touched=True))
-    fault = _fault(running, event.result)
+    fault = _fault(running, event.result, state.weights_before)
     if fault is not None:
         effects = (ReleaseStaged(),) if running.name is OperationName.PREPARE else ()
         return Decision(_fail(state, running, fault, now, touched=True), effects)
@@ -136,13 +146,15 @@ def _outlived(running: OperationRecord) -> Failure:
     return Failure(reason=FailureReason.CANCELLED, message=message)
 
 
-def _fault(running: OperationRecord, result: Staged | Transferred | ProbeResult | None) -> Failure | None:
+def _fault(
+    running: OperationRecord, result: Staged | Transferred | ProbeResult | None, before: Weights | None
+) -> Failure | None:
     """What is wrong with a result that the engine calls a success."""
     command = running.command
     if isinstance(command, Prepare):
         return _staging_fault(command, result)
     if isinstance(command, Transfer):
-        return _transfer_fault(command, result)
+        return _transfer_fault(command, result, before)
     if isinstance(command, Verify):
         return _probe_fault(command, result)
     return None
@@ -155,13 +167,21 @@ def _staging_fault(command: Prepare, result: object) -> Failure | None:
     return Failure(reason=FailureReason.CHECKPOINT_CHANGED, message=message)
 
 
-def _transfer_fault(command: Transfer, result: object) -> Failure | None:
+def _transfer_fault(command: Transfer, result: object, before: Weights | None) -> Failure | None:
     if not isinstance(result, Transferred) or result.tensors < 1 or result.bytes < 1 or not result.digest:
         return Failure(
             reason=FailureReason.TRANSFER_FAILED, message=f"the engine reports an empty transfer: {result!r}"
         )
-    if result.digest != command.digest:
-        message = f"the workers received {result.digest}, staged was {command.digest}"
+    if command.digest is not None and result.digest != command.digest:
+        source = "staged" if command.push is None else "announced"
+        message = f"the workers received {result.digest}, {source} was {command.digest}"
+        return Failure(reason=FailureReason.DIGEST_MISMATCH, message=message)
+    unchanged = before is not None and result.digest == before.digest
+    if unchanged and result.digest_source is DigestSource.ENGINES_ONLY:
+        message = (
+            f"the workers received just what they held before ({result.digest}), and the trainer did not say that it "
+            "sent that: finish_weight_update takes the digest of what was sent"
+        )
         return Failure(reason=FailureReason.DIGEST_MISMATCH, message=message)
     return None
 

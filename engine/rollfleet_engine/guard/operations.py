@@ -6,12 +6,24 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from rollfleet_engine.guard.checkpoints import Stager
+from rollfleet_engine.guard.deadline import Deadline
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError
-from rollfleet_engine.guard.states import Ended, Event, Failed, GuardState, OperationRecord, Paused, Progressed, Resumed
+from rollfleet_engine.guard.pushing import PushSession
+from rollfleet_engine.guard.states import (
+    Ended,
+    Event,
+    Failed,
+    GuardState,
+    OperationRecord,
+    Paused,
+    Progressed,
+    Resumed,
+    Touching,
+)
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.weights.staging import StagedCheckpoint
-from rollfleet_protocol.commands import Close, PauseMode, Prepare, Transfer, Verify
+from rollfleet_protocol.commands import Close, PauseMode, Prepare, Push, Transfer, Verify
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -43,26 +55,6 @@ _UNFORESEEN = {
 }
 
 
-class Deadline:
-    """Time left in one operation, over all its steps."""
-
-    def __init__(self, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._at = self._loop.time() + seconds
-        self.seconds = seconds
-
-    def left(self) -> float:
-        """Seconds; raises when there are none."""
-        left = self.rest()
-        if left <= 0:
-            raise EngineError(FailureReason.DEADLINE_EXCEEDED, f"not done within {self.seconds:g} s")
-        return left
-
-    def rest(self) -> float:
-        """Seconds, none at the least."""
-        return max(0.0, self._at - self._loop.time())
-
-
 class Operations:
     """Runs one operation at a time and reports to the machine through `report`."""
 
@@ -87,6 +79,7 @@ class Operations:
         self._task: asyncio.Task[None] | None = None
         self._task_of = 0  # operation id
         self._expiry: asyncio.TimerHandle | None = None  # of requests that are kept
+        self.push: PushSession | None = None  # while a trainer's push is waited for or received
 
     def start(self, operation: OperationRecord, probe: asyncio.Task[Any] | None = None) -> None:
         """Begin, once the task before has ended, and a probe that gives way has left the engine."""
@@ -99,6 +92,11 @@ class Operations:
         """Stop this operation; a call to the engine that changes its scheduler is waited for first."""
         if self._task is not None and self._task_of == operation_id:
             self._task.cancel()
+
+    def abandon_push(self, why: str) -> None:
+        """Wait for the trainer no longer."""
+        if self.push is not None:
+            self.push.abandon(why)
 
     def release(self) -> None:
         """Close the staged checkpoint, after the running task if it may still read from it."""
@@ -144,7 +142,7 @@ class Operations:
                 case Close() as command:
                     return await self._close(command, deadline)
                 case Transfer() as command:
-                    return await self._transfer(command, deadline)
+                    return await self._transfer(operation, command, deadline)
                 case Verify() as command:
                     return await self._verify(command, deadline)
                 case _:
@@ -225,8 +223,10 @@ class Operations:
             message = f"{self._turnstile.in_flight} requests are still in flight after {deadline.seconds:g} s"
             raise EngineError(error.reason, message) from None
 
-    async def _transfer(self, command: Transfer, deadline: Deadline) -> Transferred:
+    async def _transfer(self, operation: OperationRecord, command: Transfer, deadline: Deadline) -> Transferred:
         staged = self._staged
+        if command.push is not None:
+            return await self._take_push(operation, command, command.push, deadline)
         if staged is None:
             raise EngineError(FailureReason.CHECKPOINT_CHANGED, "the staged files were let go: Prepare again")
         if self._state().needs_recovery:
@@ -234,6 +234,20 @@ class Operations:
         transferred = await self._adapter.apply(staged, command.epoch, command.version, deadline.left())
         self.release()
         return transferred
+
+    async def _take_push(
+        self, operation: OperationRecord, command: Transfer, push: Push, deadline: Deadline
+    ) -> Transferred:
+        workers = self._adapter.facts().world_size
+        if workers != push.workers:
+            message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"
+            raise EngineError(FailureReason.TRANSFER_FAILED, message)
+        session = PushSession(self._adapter, command, push, deadline, lambda: self._report(Touching(operation.id)))
+        self.push = session
+        try:
+            return await session.run(recover=self._state().needs_recovery)
+        finally:
+            self.push = None
 
     async def _verify(self, command: Verify, deadline: Deadline) -> ProbeResult:
         try:

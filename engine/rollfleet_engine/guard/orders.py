@@ -7,6 +7,7 @@ from typing import Any
 
 from rollfleet_engine.guard.states import (
     INITIAL_SOURCE,
+    AbandonPush,
     CancelOperation,
     Decision,
     Effect,
@@ -25,6 +26,7 @@ from rollfleet_protocol.commands import (
     Command,
     Open,
     Prepare,
+    Push,
     Transfer,
     Verify,
 )
@@ -73,16 +75,23 @@ def _adopt(state: GuardState, epoch: int, now: float) -> Decision:
     """Follow a newer epoch: what the older one staged, armed or still does counts no more."""
     if epoch == state.epoch:
         return Decision(state)
-    new = replace(state, epoch=epoch, armed=False, quiesced_epoch=0, staged=None, staged_source=None)
-    if state.running is not None and state.running.name is OperationName.TRANSFER:
+    new = replace(state, epoch=epoch, armed=False, quiesced_epoch=0, staged=None, staged_source=None, push=None)
+    if state.running is not None and state.running.name is OperationName.TRANSFER and not _awaits_trainer(state):
         # The transfer cannot be stopped safely half-way: it runs out, and whatever it says counts for nothing.
-        return Decision(lose_weights(new, needs_recovery=True), (ReleaseStaged(),))
+        return Decision(lose_weights(new, needs_recovery=True), (AbandonPush(state.running.id), ReleaseStaged()))
     cancelled, effects = give_up_running(new, "a newer epoch began", now)
     return Decision(cancelled, (*effects, ReleaseStaged()))
 
 
+def _awaits_trainer(state: GuardState) -> bool:
+    """Whether the running transfer is a push of which nothing has been touched."""
+    command = None if state.running is None else state.running.command
+    untouched = state.weights.state not in (WeightsState.UPDATING, WeightsState.UNCERTAIN)
+    return isinstance(command, Transfer) and command.push is not None and untouched
+
+
 def give_up_running(state: GuardState, why: str, now: float) -> tuple[GuardState, tuple[Effect, ...]]:
-    """Stop the running operation, if any. Not for a transfer: that may have touched the weights."""
+    """Stop the running operation, if any. Not for a transfer that may have touched the weights."""
     running = state.running
     if running is None:
         return state, ()
@@ -226,11 +235,14 @@ def _transfer(command: Transfer, state: GuardState, now: float, in_flight: int) 
         transferred is not None
         and transferred.epoch == command.epoch
         and weights.state in (WeightsState.LOADED, WeightsState.VERIFIED)
-        and (weights.version, weights.digest) == (command.version, command.digest)
+        and weights.version == command.version
+        and command.digest in (None, weights.digest)
     )
     decision = _begin(state, command, now, done=done, obstacle=lambda: _transfer_obstacle(command, state, in_flight))
     if not decision.effects:
         return decision
+    if command.push is not None:  # touched once the trainer begins
+        return replace(decision, state=replace(decision.state, weights_before=weights, push=command.push))
     source = "" if state.staged_source is None else source_text(state.staged_source)
     touched = Weights(state=WeightsState.UPDATING, source=source)
     return replace(decision, state=replace(decision.state, weights=touched, weights_before=weights))
@@ -238,12 +250,12 @@ def _transfer(command: Transfer, state: GuardState, now: float, in_flight: int) 
 
 def _transfer_obstacle(command: Transfer, state: GuardState, in_flight: int) -> Decision | None:
     staged = state.staged
-    if staged is None or (staged.epoch, staged.version) != (command.epoch, command.version):
-        return _out_of_order(
-            state, f"version {command.version} is not staged under epoch {command.epoch}: Prepare first"
-        )
-    if staged.digest != command.digest:
-        return _out_of_order(state, f"staged {staged.path!r} has digest {staged.digest}, not {command.digest}")
+    if command.push is None:
+        if staged is None or (staged.epoch, staged.version) != (command.epoch, command.version):
+            message = f"version {command.version} is not staged under epoch {command.epoch}: Prepare first"
+            return _out_of_order(state, message)
+        if staged.digest != command.digest:
+            return _out_of_order(state, f"staged {staged.path!r} has digest {staged.digest}, not {command.digest}")
     if state.gate is Gate.OPEN or state.quiesced_epoch != command.epoch or not state.paused or in_flight > 0:
         return _out_of_order(state, "the engine is not quiesced: Close, then Arm, come before Transfer")
     if not state.armed:
@@ -254,6 +266,11 @@ def _transfer_obstacle(command: Transfer, state: GuardState, in_flight: int) -> 
 def source_text(source: CheckpointSource) -> str:
     """A checkpoint as Weights.source tells it."""
     return INITIAL_SOURCE if source.root is CheckpointRoot.MODEL else f"checkpoint:{source.path}"
+
+
+def push_source(push: Push) -> str:
+    """A trainer as Weights.source tells it."""
+    return f"trainer:{push.sender.subject}"
 
 
 @_obey.register
@@ -320,6 +337,7 @@ def opened(state: GuardState) -> GuardState:
         opened_before=True,
         member=True,
         armed=False,
+        push=None,
         quiesced_epoch=0,
         reopens=False,
         silence_s=None,
@@ -337,7 +355,7 @@ def _cancel(command: Cancel, state: GuardState, now: float, in_flight: int) -> D
     new, effects = give_up_running(state, "the operator gave the epoch up", now)
     if new.staged is not None:
         effects = (*effects, ReleaseStaged())
-    new = replace(new, staged=None, staged_source=None, armed=False, quiesced_epoch=0)
+    new = replace(new, staged=None, staged_source=None, push=None, armed=False, quiesced_epoch=0)
     if new.gate is Gate.OPEN or not (new.reopens or new.paused or effects):
         return Decision(new, effects)
     return reopen(new, effects, now)

@@ -1,7 +1,8 @@
 """What the guard needs of an engine: one port, kept by real vLLM and by the simulator alike."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_protocol.commands import PauseMode
@@ -16,6 +17,16 @@ class EngineError(Exception):
         self.reason = reason
         self.message = message
         self.touched = touched  # whether old weights may be gone
+
+
+@dataclass(frozen=True)
+class Received:
+    """What the workers got of a trainer's push; all of them the same."""
+
+    digest: str
+    tensors: int
+    bytes: int
+    layers: int  # whose loaded elements were compared with the first load, over all workers
 
 
 class EngineAdapter(Protocol):
@@ -68,8 +79,30 @@ class EngineAdapter(Protocol):
         """
         ...
 
+    async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
+        """First phase of a trainer's push: every worker joins its group. `info` is the trainer's own, and not trusted.
+
+        Raises EngineError(TRANSFER_FAILED), with the names that there are where no backend is called so.
+        """
+        ...
+
+    async def push_start(self, deadline_s: float) -> None:
+        """Second phase: the workers are ready to take tensors."""
+        ...
+
+    async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Third phase, as often as the trainer calls: every worker receives and loads what `info` announces.
+
+        Raises EngineError as apply does, with what the trainer said where it was the one that broke off.
+        """
+        ...
+
+    async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
+        """Fourth phase: all workers have all tensors, every layer is whole, and the digests are one and `digest`."""
+        ...
+
     async def recover(self, deadline_s: float) -> None:
-        """After a failed apply: put every worker back to where a new apply can start."""
+        """After a failed apply or push: put every worker back to where a new apply can start."""
         ...
 
     async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:

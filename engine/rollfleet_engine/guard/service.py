@@ -6,12 +6,15 @@ import uuid
 from contextlib import suppress
 
 from rollfleet_engine.guard.checkpoints import Stager
+from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.machine import decide
 from rollfleet_engine.guard.operations import REOPEN_DEADLINE_S, Operations
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError
 from rollfleet_engine.guard.probing import Probing
+from rollfleet_engine.guard.pushing import PushSession
 from rollfleet_engine.guard.states import (
+    AbandonPush,
     CancelOperation,
     DrainBegan,
     Effect,
@@ -164,6 +167,16 @@ class GuardService:
             await self._wait_for_reopening()
         return self.state()
 
+    def is_sender(self, caller: Caller) -> bool:
+        """Whether an armed update of this epoch names this account as the one that sends the weights."""
+        push = self._state.push
+        return self._state.armed and push is not None and Caller(push.sender.subject, push.sender.uid) == caller
+
+    @property
+    def push(self) -> PushSession | None:
+        """The trainer's push that is waited for or received."""
+        return self._operations.push
+
     async def probe(self, command: Probe) -> ProbeReport:
         """What the engine says to these tokens now, or RejectedError. Changes nothing; no word of the operator."""
         answer = await self._probing.probe(command)
@@ -225,6 +238,8 @@ class GuardService:
                 self._operations.start(operation, probe)
             case CancelOperation(operation_id):
                 self._operations.cancel(operation_id)
+            case AbandonPush():
+                self._operations.abandon_push("a newer epoch began")
             case ReleaseStaged():
                 self._operations.release()
 

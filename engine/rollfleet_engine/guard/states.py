@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from rollfleet_protocol.commands import CheckpointSource, Command
+from rollfleet_protocol.commands import CheckpointSource, Command, Push
 from rollfleet_protocol.refusals import ClosedReason, RefusalReason
 from rollfleet_protocol.state import (
     EngineState,
@@ -67,6 +67,7 @@ class GuardState:
     needs_recovery: bool = False  # the workers are where a failed transfer left them
     staged: Staged | None = None
     staged_source: CheckpointSource | None = None
+    push: Push | None = None  # of this epoch's Transfer: who may use the native routes
     transferred: Transferred | None = None
     probe: ProbeResult | None = None
     operation: OperationRecord | None = None
@@ -127,6 +128,13 @@ class Progressed:
 
 
 @dataclass(frozen=True)
+class Touching:
+    """A trainer's push is about to put old tensors away."""
+
+    operation_id: int
+
+
+@dataclass(frozen=True)
 class Ended:
     """An operation ended well."""
 
@@ -153,7 +161,7 @@ class DrainBegan:
     """The pod is being deleted."""
 
 
-Event = Command | Heard | Tick | Paused | Resumed | Progressed | Ended | Failed | EngineDied | DrainBegan
+Event = Command | Heard | Tick | Paused | Resumed | Progressed | Touching | Ended | Failed | EngineDied | DrainBegan
 
 
 @dataclass(frozen=True)
@@ -171,11 +179,18 @@ class CancelOperation:
 
 
 @dataclass(frozen=True)
+class AbandonPush:
+    """Wait for this operation's trainer no longer; a call of its that is in the engine comes to its end first."""
+
+    operation_id: int
+
+
+@dataclass(frozen=True)
 class ReleaseStaged:
     """Let the files of the staged checkpoint go."""
 
 
-Effect = Start | CancelOperation | ReleaseStaged
+Effect = Start | CancelOperation | AbandonPush | ReleaseStaged
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,25 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from rollfleet_engine.guard.adapting import CAPABILITIES, guard_version, timed
+from rollfleet_engine.guard.adapting import capabilities, guard_version, timed
 from rollfleet_engine.guard.checkpoints import OnProgress, Stager
-from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.simulator.core import Core, CoreDeadError
 from rollfleet_engine.simulator.model import following_logprobs
 from rollfleet_engine.simulator.weights import HeldWeights, elements_by_layer, read_again
-from rollfleet_engine.weights.errors import CheckpointError
+from rollfleet_engine.weights.backends.base import Seat
+from rollfleet_engine.weights.backends.receiving import Receiving
+from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
+from rollfleet_engine.weights.errors import CheckpointError, PushError
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import CheckpointReader, CheckpointUpdate
-from rollfleet_kernels.digest import TensorDigest
+from rollfleet_kernels.digest import TensorDigest, lanes_reference
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
@@ -29,6 +35,8 @@ class SimulatorAdapter:
         self._model = model
         self._step_s = step_s  # that pausing, updating and probing each take, as they do with large models
         self._layers = elements_by_layer(core.weights.tensors)
+        seats = (Seat(worker, core.ranks) for worker in range(core.ranks))
+        self._workers = [Receiving(lambda: self._model_tensors, seat, lanes_reference) for seat in seats]
 
     def facts(self) -> Facts:
         """Version, topology, model."""
@@ -39,7 +47,7 @@ class SimulatorAdapter:
             model=self._model,
             world_size=self._core.workers,
             data_parallel_size=self._core.ranks,
-            capabilities=CAPABILITIES,
+            capabilities=capabilities(),
         )
 
     def alive(self) -> bool:
@@ -95,6 +103,62 @@ class SimulatorAdapter:
             phase_seconds=seconds,
         )
 
+    @cached_property
+    def _model_tensors(self) -> ModelTensors:
+        return read_model_tensors(Path(self._model))
+
+    async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Every rank joins the trainer's group."""
+        await self._on_workers("init_weight_transfer_engine", lambda each: each.init(backend, info, deadline_s))
+
+    async def push_start(self, deadline_s: float) -> None:
+        """What is held stays until the first tensors come, as in vLLM's layers."""
+        await self._on_workers("start_weight_update", Receiving.start)
+
+    async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Every rank receives and digests."""
+
+        def receive(worker: Receiving) -> None:
+            with closing(worker.receive(info, deadline_s)) as incoming:
+                for _ in incoming:
+                    pass
+
+        await self._take_time("update_weights", deadline_s)
+        self._core.lose_weights()
+        await self._on_workers("update_weights", receive)
+
+    async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
+        """All ranks have the same, and all of it."""
+        found: dict[int, str] = {}
+
+        def finish(worker: Receiving) -> None:
+            found[self._workers.index(worker)] = worker.finish()
+
+        await self._on_workers("finish_weight_update", finish)
+        wanted = digest or found[0]
+        for worker, each in sorted(found.items()):
+            if each != wanted:
+                message = f"worker {worker}: received digest {each}, {'sent' if digest else 'worker 0 has'} {wanted}"
+                raise EngineError(FailureReason.DIGEST_MISMATCH, message)
+        first = self._workers[0]
+        self._core.weights = HeldWeights.of(first.received)
+        return Received(
+            digest=wanted,
+            tensors=len(first.received),
+            bytes=first.bytes,
+            layers=len(self._layers) * self._core.ranks,
+        )
+
+    async def _on_workers(self, what: str, call: Callable[[Receiving], None]) -> None:
+        """In a thread for each: some wait for the others. All have ended when this returns or raises."""
+        with _calling(what, FailureReason.TRANSFER_FAILED):
+            self._core.require_alive()
+            calls = [asyncio.to_thread(call, worker) for worker in self._workers]
+            failed = [each for each in await asyncio.gather(*calls, return_exceptions=True) if each is not None]
+            self._core.require_alive()
+            if failed:
+                raise failed[0]
+
     async def _update(self, staged: StagedCheckpoint, deadline_s: float) -> list[TensorDigest]:
         received: list[TensorDigest] = []
         await self._take_time("weight transfer", deadline_s)
@@ -125,9 +189,11 @@ class SimulatorAdapter:
         self._core.weights = weights
 
     async def recover(self, deadline_s: float) -> None:
-        """Nothing of a failed apply stays: the next one starts anew anyway."""
+        """Nothing of a failed apply stays: the next one starts anew anyway. Ranks leave the group of a failed push."""
         with _calling("worker reset", FailureReason.TRANSFER_FAILED):
             self._core.require_alive()
+            for worker in self._workers:
+                worker.close()
 
     async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:
         """The prefix cache is the only one."""
@@ -174,7 +240,7 @@ def _calling(what: str, reason: FailureReason, *, touched: bool = False) -> Iter
     """Whatever fails in the core comes out as EngineError with its own text."""
     try:
         yield
-    except CheckpointError as error:
+    except (CheckpointError, PushError) as error:
         raise EngineError(error.reason, error.message, touched=touched) from error
     except CoreDeadError as error:
         message = f"{what}: the engine core is dead"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,15 +14,16 @@ from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollfleet_engine.guard.adapting import CAPABILITIES, guard_version, timed
-from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.guard.adapting import capabilities, guard_version, timed
+from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
 from rollfleet_engine.weights.staging import StagedCheckpoint
-from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointUpdate
+from rollfleet_engine.weights.transfer import PUSH_TYPE, SOURCE_TYPE, CheckpointUpdate
 from rollfleet_kernels.digest import warm_up
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
+WORKERS_LEAD_S = 2.0
 OUTPUTS_LOOK_S = 0.002
 OUTPUTS_SETTLE_S = 0.02  # vLLM's own measure, in AsyncLLM.pause_generation
 
@@ -64,7 +65,7 @@ class VllmAdapter:
             world_size=self._workers(),
             data_parallel_size=parallel.data_parallel_size,
             vocabulary=int(model.get_vocab_size()),
-            capabilities=CAPABILITIES,
+            capabilities=capabilities(),
         )
 
     def _workers(self) -> int:
@@ -178,7 +179,7 @@ class VllmAdapter:
     async def _four_phases(
         self, staged: StagedCheckpoint, version: int, seconds: dict[str, float]
     ) -> list[dict[str, Any]]:
-        update = CheckpointUpdate.of(staged).to_wire()
+        update = {"type": SOURCE_TYPE, "info": CheckpointUpdate.of(staged).to_wire()}
         with timed(seconds, "init"):
             await self._initialise()
         with timed(seconds, "start"):
@@ -186,11 +187,40 @@ class VllmAdapter:
         with timed(seconds, "update"):
             await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
         with timed(seconds, "finish"):
-            reports = await self._phase(self._engine.finish_weight_update)
-            _require_finished(reports, staged)
-            # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
-            await self._engine.update_weight_version(str(version))
+            return await self._finish(staged.digest, version)
+
+    async def _finish(self, digest: str | None, version: int) -> list[dict[str, Any]]:
+        reports = await self._phase(self._engine.finish_weight_update)
+        _require_finished(reports, digest)
+        # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
+        await self._engine.update_weight_version(str(version))
         return reports
+
+    async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Every worker joins the trainer's group."""
+        wire = {"type": PUSH_TYPE, "backend": backend, "info": dict(info), "deadline_s": deadline_s}
+        async with _calling("init_weight_transfer_engine", FailureReason.TRANSFER_FAILED, deadline_s):
+            await self._phase(lambda: self._engine.init_weight_transfer_engine(WeightTransferInitRequest(wire)))
+
+    async def push_start(self, deadline_s: float) -> None:
+        """Layers give up their tensors."""
+        async with _calling("start_weight_update", FailureReason.TRANSFER_FAILED, deadline_s):
+            await self._phase(self._engine.start_weight_update)
+
+    async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
+        """Every worker receives, digests and loads."""
+        # Workers give up first: a call that has not come back at its deadline leaves them where nobody can reach them.
+        wire = {"type": PUSH_TYPE, "info": dict(info), "deadline_s": deadline_s - min(WORKERS_LEAD_S, deadline_s / 4)}
+        async with _calling("update_weights", FailureReason.TRANSFER_FAILED, deadline_s):
+            await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(wire)))
+
+    async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
+        """Every worker must report all tensors, whole layers and the one digest."""
+        async with _calling("finish_weight_update", FailureReason.TRANSFER_FAILED, deadline_s):
+            reports = await self._finish(digest, version)
+        first = reports[0]
+        layers = sum(report["layers"] for report in reports)
+        return Received(digest=first["digest"], tensors=first["tensors"], bytes=first["bytes"], layers=layers)
 
     async def _put_back(self, deadline_s: float) -> bool:
         """Whether all workers are known to hold what they held before the update."""
@@ -259,10 +289,13 @@ class VllmAdapter:
         return tuple(float(found[place][token].logprob) for place, token in enumerate(tokens) if place)
 
 
-def _require_finished(reports: list[dict[str, Any]], staged: StagedCheckpoint) -> None:
+def _require_finished(reports: list[dict[str, Any]], digest: str | None) -> None:
+    """Without a digest that is known beforehand, the workers must agree among themselves."""
+    wanted = digest or reports[0]["digest"]
     for report in reports:
-        if report["digest"] != staged.digest:
-            message = f"received digest {report['digest']}, staged was {staged.digest}"
+        if not report["digest"] or report["digest"] != wanted:
+            of_whom = "sent was" if digest else "that of worker 0 is"
+            message = f"received digest {report['digest'] or 'of nothing'}, {of_whom} {wanted}"
             raise EngineError(FailureReason.DIGEST_MISMATCH, _of_rank(report, message, len(reports)))
         if not report["finished"] or report["active"] or not report["layers"]:
             raise EngineError(

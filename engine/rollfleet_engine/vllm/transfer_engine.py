@@ -1,4 +1,5 @@
-"""The one transfer engine of a worker: takes an update from a staged checkpoint through vLLM's four phases.
+"""The one transfer engine of a worker: takes an update from a staged checkpoint, or from a trainer by whatever backend
+the update names, through vLLM's four phases.
 
 A phase that fails does not raise. vLLM's executor reads the workers' answers in order and stops at the first error, so
 with several workers the answers of the others stay in their queues and are taken for answers to the next call
@@ -11,7 +12,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,10 @@ from rollfleet_engine.vllm.layers import (
     measure_layers,
     summarise,
 )
-from rollfleet_engine.weights.coverage import read_model_tensors
-from rollfleet_engine.weights.errors import CheckpointError
-from rollfleet_engine.weights.staging import StagedTensor
+from rollfleet_engine.weights.backends.base import Seat
+from rollfleet_engine.weights.backends.receiving import Receiving
+from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
+from rollfleet_engine.weights.errors import CheckpointError, PushError
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointReader, CheckpointUpdate
 from rollfleet_kernels.digest import TensorDigest, lanes, version_digest, warm_up
 from rollfleet_protocol.state import FailureReason
@@ -45,19 +49,21 @@ DIGEST_THREADS = 2
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Phase 1. A checkpoint needs no group, so there is nothing but the kind of source."""
+    """Phase 1. A checkpoint needs no group, so there is nothing but the kind of source; a push has all of it."""
 
     type: str
+    backend: str = ""
+    info: dict[str, Any] = field(default_factory=dict)  # the trainer's own
+    deadline_s: float = 0.0
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Phase 3: CheckpointUpdate.to_wire()."""
+    """Phase 3: CheckpointUpdate.to_wire(), or the trainer's own dictionary."""
 
     type: str
-    files: list[dict[str, Any]]
-    tensors: list[list[Any]]
-    digest: str
+    info: dict[str, Any]
+    deadline_s: float = 0.0
 
 
 @dataclass
@@ -90,13 +96,27 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         super().__init__(config, vllm_config, device, model)
         self._report = Report()
         self._expected: dict[str, LayerCount] = {}
+        self._pool = ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="rollfleet-digest")
+        self._receiving = Receiving(self._model_tensors, self._seat(), lambda raw: lanes(raw, executor=self._pool))
         self._unmeasured = ""  # why there are no expected counts
         warm_up()
         self._measure()
 
+    @cache  # noqa: B019 - one engine per process, and it lives as long
+    def _model_tensors(self) -> ModelTensors:
+        return read_model_tensors(Path(self.model_config.model))
+
+    def _seat(self) -> Seat:
+        """Places as vLLM's own back ends number them: first all workers of data-parallel index 0."""
+        parallel = self.parallel_config
+        return Seat(
+            worker=parallel.data_parallel_index * parallel.world_size + parallel.rank,
+            workers=parallel.world_size * parallel.data_parallel_size,
+        )
+
     def _measure(self) -> None:
         try:
-            tensors = read_model_tensors(Path(self.model_config.model)).tensors
+            tensors = self._model_tensors().tensors
             self._expected = dict(measure_layers(self.model, tensors))
         except CheckpointError as error:
             self._unmeasured = error.message
@@ -105,13 +125,17 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._unmeasured = f"{type(error).__name__}: {error}"
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Phase 1."""
-        if init_info.type != SOURCE_TYPE:
-            raise ValueError(f"source type {init_info.type!r} is not known, only {SOURCE_TYPE!r}")
+        """Phase 1. A checkpoint has no group to join."""
+        if init_info.type == SOURCE_TYPE:
+            return
+        self._report = Report()
+        with self._recording("this worker could not join the trainer's group"):
+            self._receiving.init(init_info.backend, init_info.info, init_info.deadline_s)
 
     def start_weight_update(self) -> None:
         """Phase 2: layers give up their tensors and count what they get."""
         self._report = Report(started=True, layers=loaded_layers(self._expected))
+        self._receiving.start()
         if not self._expected:
             self._report.fail(
                 FailureReason.COVERAGE_FAILED,
@@ -124,38 +148,60 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Phase 3: read, digest, load, one tensor at a time."""
         if self._report.failure:
             return
+        with self._recording("the model did not take the weights"):
+            if update_info.type == SOURCE_TYPE:
+                self._load(CheckpointUpdate.from_wire(update_info.info))
+            else:
+                self._take(update_info)
+
+    @contextmanager
+    def _recording(self, what: str) -> Iterator[None]:
+        """The boundary of the RPC, see the module's text."""
         try:
-            self._load(CheckpointUpdate.from_wire(asdict(update_info)))
-        except CheckpointError as error:
+            yield
+        except (CheckpointError, PushError) as error:
             self._fail(error.reason, error.message)
-        except Exception as error:  # the boundary of the RPC, see the module's text
-            logger.exception("rollfleet: the model did not take the weights")
-            self._fail(FailureReason.TRANSFER_FAILED, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            logger.exception("rollfleet: %s", what)
+            self._fail(FailureReason.TRANSFER_FAILED, f"{what}: {type(error).__name__}: {error}")
+
+    def _take(self, update_info: UpdateInfo) -> None:
+        with closing(self._receiving.receive(update_info.info, update_info.deadline_s)) as incoming:
+            self.model.load_weights(
+                (each.meta.name, _shaped(torch.from_numpy(each.raw), each.meta.dtype, each.meta.shape))
+                for each in incoming
+            )
+            if next(incoming, None) is not None:
+                raise RuntimeError(f"the model took {len(self._receiving.received) - 1} tensors and left the rest")
+        self._report.tensors, self._report.bytes = len(self._receiving.received), self._receiving.bytes
 
     def _load(self, update: CheckpointUpdate) -> None:
         received: list[TensorDigest] = []
-        with CheckpointReader(update) as reader, ThreadPoolExecutor(DIGEST_THREADS) as pool:
-            self.model.load_weights(self._tensors(update, reader, pool, received))
+        with CheckpointReader(update) as reader:
+            self.model.load_weights(self._tensors(update, reader, received))
         if len(received) != len(update.tensors):
             raise RuntimeError(f"the model took {len(received)} of {len(update.tensors)} tensors")
         self._report.digest = version_digest(received)
 
     def _tensors(
-        self, update: CheckpointUpdate, reader: CheckpointReader, pool: ThreadPoolExecutor, received: list[TensorDigest]
+        self, update: CheckpointUpdate, reader: CheckpointReader, received: list[TensorDigest]
     ) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor's bytes are checked before any layer sees them."""
         for tensor in update.tensors:
             raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
             reader.read(tensor, memoryview(raw.numpy()))
-            found = lanes(raw.numpy(), executor=pool)
+            found = lanes(raw.numpy(), executor=self._pool)
             reader.require_digest(tensor, found)
             received.append(TensorDigest(tensor.name, tensor.dtype, tensor.shape, found))
             self._report.tensors += 1
             self._report.bytes += tensor.nbytes
-            yield tensor.name, _shaped(raw, tensor)
+            yield tensor.name, _shaped(raw, tensor.dtype, tensor.shape)
 
     def finish_weight_update(self) -> None:
         """Phase 4: count, and only then let vLLM process what is left."""
+        if self._report.failure is None and self._report.digest is None:
+            with self._recording("the update cannot be finished"):
+                self._report.digest = self._receiving.finish()
         if self._report.failure is None:
             self._report.problems = compare_layers(self.model, self._expected)
             if self._report.problems:
@@ -166,10 +212,12 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _fail(self, reason: FailureReason, message: str) -> None:
         self._report.fail(reason, message)
+        self._receiving.close()  # nobody must wait for this rank
         abandon(self.model)
 
     def reset(self) -> None:
         """Forget an update that did not finish; the weights may then be a mixture."""
+        self._receiving.close()
         abandon(self.model)
         self.reset_weight_update_target()
         self._report = Report()
@@ -179,7 +227,9 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return asdict(self._report)
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Leave the trainer's group."""
+        self._receiving.close()
+        self._pool.shutdown(wait=False)
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[Any], trainer_args: Any) -> None:
@@ -187,5 +237,5 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         raise TypeError("a checkpoint is not sent: the trainer writes it, and a WeightVersion names it")
 
 
-def _shaped(raw: torch.Tensor, tensor: StagedTensor) -> torch.Tensor:
-    return raw.view(TORCH_DTYPES[tensor.dtype]).view(tensor.shape)
+def _shaped(raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    return raw.view(TORCH_DTYPES[dtype]).view(shape)

@@ -7,7 +7,7 @@ it or not.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +71,27 @@ def require_coverage(shards: Iterable[Shard], model: ModelTensors) -> None:
                 f"{dtype} {list(shape)}" for dtype, shape in ((entry.dtype, entry.shape), wanted)
             )
             raise _failed(f"tensor {name} in {file_name}: is {found_form}, the model has {wanted_form}")
+
+
+def require_known(found: Mapping[str, tuple[str, tuple[int, ...]]], model: ModelTensors) -> None:
+    """Of tensors that a trainer announces: the model has each, in this dtype and shape."""
+    unexpected = sorted(name for name in found.keys() - model.tensors.keys() if not _optional(name, model))
+    if unexpected:
+        raise _failed(f"tensor {_some(unexpected)}: the model has no such tensor")
+    for name, form in sorted(found.items()):
+        wanted = model.tensors.get(name)
+        if wanted is not None and wanted != form:
+            sent, held = (f"{dtype} {list(shape)}" for dtype, shape in (form, wanted))
+            raise _failed(f"tensor {name}: the trainer sends {sent}, the model has {held}")
+
+
+def require_all_came(names: Collection[str], model: ModelTensors) -> None:
+    """Of all tensors of a push: none is missing, and nothing is not something."""
+    if not names:
+        raise _failed("the trainer sent no tensor")
+    missing = sorted(name for name in model.tensors.keys() - set(names) if not _optional(name, model))
+    if missing:
+        raise _failed(f"tensor {_some(missing)}: the model has it, the trainer did not send it")
 
 
 def _optional(name: str, model: ModelTensors) -> bool:

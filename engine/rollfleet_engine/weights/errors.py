@@ -1,4 +1,4 @@
-"""The one error of checkpoints."""
+"""The errors of checkpoints and of pushes."""
 
 from rollfleet_protocol.state import FailureReason
 
@@ -20,3 +20,12 @@ def incomplete(message: str) -> CheckpointError:
 def invalid(message: str) -> CheckpointError:
     """It can never become right."""
     return CheckpointError(FailureReason.CHECKPOINT_INVALID, message)
+
+
+class PushError(Exception):
+    """Weights that a trainer sends cannot be taken; `message` names tensor, rank or backend, and the other's words."""
+
+    def __init__(self, message: str, reason: FailureReason = FailureReason.TRANSFER_FAILED) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message

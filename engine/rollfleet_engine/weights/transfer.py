@@ -18,6 +18,7 @@ from rollfleet_kernels.digest import Lanes
 from rollfleet_protocol.state import FailureReason
 
 SOURCE_TYPE = "Checkpoint"
+PUSH_TYPE = "Trainer"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,6 @@ class CheckpointUpdate:
             for tensor in self.tensors
         ]
         return {
-            "type": SOURCE_TYPE,
             "files": [asdict(file) for file in self.files],
             "tensors": rows,
             "digest": self.digest,

@@ -1,0 +1,195 @@
+"""A trainer's push, from the operator's Transfer to its end: the trainer calls the four phases, this keeps their order.
+
+The transfer's operation waits here for the trainer; the calls of the native routes run in tasks of their own, one at a
+time, so that a trainer that hangs up does not stop an engine half-way. Whatever fails in a phase ends the transfer, and
+is told to both: to the trainer as the answer to its call, to the operator as the operation's failure.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from rollfleet_engine.guard.adapting import timed
+from rollfleet_engine.guard.deadline import Deadline
+from rollfleet_engine.guard.ports import EngineAdapter, EngineError, Received
+from rollfleet_protocol.commands import Push, Transfer
+from rollfleet_protocol.state import DigestSource, FailureReason, Transferred
+
+
+class OutOfOrderError(Exception):
+    """A call of the trainer's that does not belong here now; the message names the right order. Nothing was done."""
+
+
+class PushSession:
+    """One push. `touch` is called before the first call that may put old tensors away."""
+
+    def __init__(
+        self,
+        adapter: EngineAdapter,
+        command: Transfer,
+        push: Push,
+        deadline: Deadline,
+        touch: Callable[[], None],
+    ) -> None:
+        self._adapter = adapter
+        self._command = command
+        self._push = push
+        self._deadline = deadline
+        self._touch = touch
+        self._began = time.monotonic()
+        self._outcome: asyncio.Future[Transferred] = asyncio.get_running_loop().create_future()
+        self._call: asyncio.Task[None] | None = None
+        self._started = False
+        self._updates = 0
+        self._over = False
+        self._ready = asyncio.Event()  # the workers are where an update can start
+        self._seconds: dict[str, float] = {}
+
+    async def run(self, *, recover: bool) -> Transferred:
+        """Wait for the trainer's last call. Raises EngineError as its calls do, or that it has not come.
+
+        `recover`: an update before left the workers half-way; the trainer's first call waits until they are put back.
+        """
+        try:
+            if recover:
+                await self._adapter.recover(self._deadline.left())
+            self._ready.set()
+            async with asyncio.timeout(self._deadline.left()):
+                return await asyncio.shield(self._outcome)
+        except TimeoutError:
+            message = f"the trainer did not {self._next()} within {self._deadline.seconds:g} s"
+            raise await self._failed(EngineError(FailureReason.DEADLINE_EXCEEDED, message)) from None
+        except EngineError as error:
+            raise await self._failed(error) from error
+        finally:
+            await self._end()
+
+    def _next(self) -> str:
+        if self._call is not None and not self._call.done():
+            return f"come to the end of {self._call.get_name()}"
+        if not self._started:
+            return "call start_weight_update"
+        return "call finish_weight_update" if self._updates else "call update_weights"
+
+    async def _failed(self, error: EngineError) -> EngineError:
+        """Until the third phase no tensor was loaded, and a reset gives the layers back what they had."""
+        await self._end()
+        error.touched = self._updates > 0 or (self._started and not await self._put_back())
+        return error
+
+    async def _put_back(self) -> bool:
+        left_s = self._deadline.rest()
+        if left_s <= 0:
+            return False
+        try:
+            await self._adapter.recover(left_s)
+        except EngineError:
+            return False  # the failure that led here is the one to tell
+        return True
+
+    async def _end(self) -> None:
+        """No call is taken any more, and the one that runs has ended: it keeps the deadline by itself."""
+        self._over = True
+        if not self._ready.is_set() and self._call is not None:
+            self._call.cancel()
+        if self._call is not None and not self._call.done():
+            await asyncio.wait({self._call})
+
+    def abandon(self, why: str) -> None:
+        """Wait for the trainer no longer."""
+        self._settle(EngineError(FailureReason.CANCELLED, why))
+
+    def _settle(self, outcome: Transferred | EngineError) -> None:
+        if self._outcome.done():
+            return
+        if isinstance(outcome, EngineError):
+            self._outcome.set_exception(outcome)
+        else:
+            self._outcome.set_result(outcome)
+
+    # --- the trainer's calls
+
+    async def init(self, info: Mapping[str, Any]) -> None:
+        """Phase 1. Not needed where the group is the one of the update before."""
+        self._require(not self._started, "finish_weight_update comes before another init_weight_transfer_engine")
+        for name, wanted in (("rank_offset", self._push.rank_offset), ("world_size", self._push.world_size)):
+            self._require(
+                info.get(name, wanted) == wanted, f"{name} is {wanted} in this update, not {info.get(name)!r}"
+            )
+        await self._perform("init", lambda left_s: self._adapter.push_init(self._push.backend, info, left_s))
+
+    async def start(self) -> None:
+        """Phase 2."""
+        self._require(not self._started, "the update was started: update_weights comes next")
+
+        async def start(left_s: float) -> None:
+            self._started = True
+            self._touch()
+            await self._adapter.push_start(left_s)
+
+        await self._perform("start", start)
+
+    async def update(self, info: Mapping[str, Any]) -> None:
+        """Phase 3, as often as the trainer likes."""
+        self._require(self._started, "start_weight_update comes before update_weights")
+
+        async def update(left_s: float) -> None:
+            self._updates += 1
+            await self._adapter.push_update(info, left_s)
+
+        await self._perform("update", update)
+
+    async def finish(self, weight_version: str | None, digest: str | None) -> None:
+        """Phase 4. A label that is not this update's version is refused: it would name weights that are not these."""
+        self._require(self._updates > 0, "start_weight_update and update_weights come before finish_weight_update")
+        version = self._command.version
+        self._require(
+            weight_version in (None, str(version)), f"weight_version is {str(version)!r} here, not {weight_version!r}"
+        )
+
+        async def finish(left_s: float) -> None:
+            expected = digest or self._command.digest
+            self._settle(self._transferred(await self._adapter.push_finish(expected, version, left_s), expected))
+
+        await self._perform("finish", finish)
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if self._over or self._outcome.done():
+            raise OutOfOrderError("this transfer has ended")
+        if self._call is not None and not self._call.done():
+            raise OutOfOrderError(f"{self._call.get_name()} is running: one call at a time")
+        if not holds:
+            raise OutOfOrderError(otherwise)
+
+    async def _perform(self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        self._call = asyncio.create_task(self._guarded(phase, call), name=phase)
+        await asyncio.shield(self._call)
+
+    async def _guarded(self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+        seconds: dict[str, float] = {}
+        try:
+            await self._ready.wait()
+            with timed(seconds, phase):
+                await call(self._deadline.left())
+        except EngineError as error:
+            self._settle(error)
+            raise
+        except Exception as error:
+            self._settle(EngineError(FailureReason.TRANSFER_FAILED, f"{phase}: {type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+
+    def _transferred(self, received: Received, expected: str | None) -> Transferred:
+        return Transferred(
+            epoch=self._command.epoch,
+            version=self._command.version,
+            digest=received.digest,
+            tensors=received.tensors,
+            bytes=received.bytes,
+            layers=received.layers,
+            seconds=time.monotonic() - self._began,
+            phase_seconds=dict(self._seconds),
+            digest_source=DigestSource.ENGINES_ONLY if expected is None else DigestSource.TRAINER,
+        )

@@ -1,0 +1,1 @@
+"""Backends: how the bytes of a trainer's push come into a worker. Found by entry point."""

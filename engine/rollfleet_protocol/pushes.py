@@ -1,0 +1,157 @@
+"""What vLLM's four native transfer routes carry for our backends, as the trainer sends it and the workers read it.
+
+The words are vLLM's own (distributed/weight_transfer, 0.27.1: snake_case, torch's names of dtypes), so that its
+trainers can speak to these backends. Everything is JSON; nothing here is ever unpickled.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DTYPES = {  # torch's name -> safetensors' name, bytes
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "float8_e4m3fn": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "float8_e8m0fnu": ("F8_E8M0", 1),
+    "uint16": ("U16", 2),
+    "int16": ("I16", 2),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "uint32": ("U32", 4),
+    "int32": ("I32", 4),
+    "float32": ("F32", 4),
+    "uint64": ("U64", 8),
+    "int64": ("I64", 8),
+    "float64": ("F64", 8),
+    "complex64": ("C64", 8),
+}
+MOST_TENSORS = 1_000_000
+MOST_DIMENSIONS = 64
+MOST_BYTES = 1 << 48  # of one tensor
+PACKED_BUFFER_BYTES = 64 << 20  # on both sides; two of them are in use at once
+SMALLEST_BUFFER, LARGEST_BUFFER = 4 << 10, 4 << 30
+SHM_FOLDER = "/dev/shm"  # noqa: S108 - where Linux keeps POSIX shared memory
+SHM_NAME = re.compile(r"rollfleet-[0-9a-f]{32}")
+TRAINER_ERROR_KEY = "rollfleet/trainer-error"  # in the group's store: why the trainer broke off
+LONGEST_WORDS = 1000
+
+BufferBytes = Annotated[int, Field(ge=SMALLEST_BUFFER, le=LARGEST_BUFFER, multiple_of=8)]
+Group = Annotated[str, Field(max_length=256)]
+
+
+class Native(BaseModel):
+    """Unknown fields are refused: a setting that one side does not know would make both disagree about the bytes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """A tensor that is sent."""
+
+    name: str
+    dtype: str  # as safetensors spells it
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class TensorList(Native):
+    """Which tensors come, in their order. Three lists of one length, as vLLM sends them."""
+
+    names: Annotated[list[str], Field(min_length=1, max_length=MOST_TENSORS)]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        lengths = {"names": len(self.names), "dtype_names": len(self.dtype_names), "shapes": len(self.shapes)}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"names, dtype_names and shapes must have one length, these have {lengths}")
+        for name, dtype, shape in zip(self.names, self.dtype_names, self.shapes, strict=True):
+            if dtype not in DTYPES:
+                raise ValueError(f"tensor {name}: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+            if len(shape) > MOST_DIMENSIONS or not 0 < prod(shape) <= MOST_BYTES or min(shape, default=1) < 1:
+                raise ValueError(f"tensor {name}: shape {shape} is empty or too large")
+        return self
+
+    def tensors(self) -> Iterator[TensorMeta]:
+        """One by one."""
+        for name, dtype_name, shape in zip(self.names, self.dtype_names, self.shapes, strict=True):
+            dtype, size = DTYPES[dtype_name]
+            yield TensorMeta(name, dtype, tuple(shape), prod(shape) * size)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+
+class GlooInit(Native):
+    """init_weight_transfer_engine of backend gloo: where the trainer, rank 0, keeps the group's store."""
+
+    master_address: Annotated[str, Field(min_length=1, max_length=253)]
+    master_port: Annotated[int, Field(ge=1, le=65535)]
+    rank_offset: Annotated[int, Field(ge=1)]  # rank of the engine's first worker
+    world_size: Annotated[int, Field(ge=2)]  # trainer and all workers of all engines
+    group: Group = ""  # the group epoch: a repeated init of the same one keeps the communicator; empty: never the same
+
+
+class GlooUpdate(TensorList):
+    """update_weights of backend gloo: the tensors' bytes follow each other in one stream of equal buffers."""
+
+    packed_buffer_size_bytes: BufferBytes = PACKED_BUFFER_BYTES
+
+
+class ShmInit(Native):
+    """init_weight_transfer_engine of backend shm: nothing to agree upon but what both may call the group."""
+
+    group: Group = ""
+    rank_offset: Annotated[int, Field(ge=1)] = 1
+    world_size: Annotated[int, Field(ge=2)] = 2
+
+
+class ShmUpdate(TensorList):
+    """update_weights of backend shm: whole tensors, one after the other, in a file of the node's shared memory.
+
+    When the call is answered the workers have read them, and the trainer may write the next ones there.
+    """
+
+    file: Annotated[str, Field(pattern=f"^{SHM_NAME.pattern}$")]  # in SHM_FOLDER
+    offset: Annotated[int, Field(ge=0, le=MOST_BYTES)] = 0  # of the first tensor
+
+
+class InitCall(Native):
+    """Body of POST /init_weight_transfer_engine."""
+
+    init_info: dict[str, object]
+
+
+class StartCall(Native):
+    """Body of POST /start_weight_update: empty, absent or {}."""
+
+
+class UpdateCall(Native):
+    """Body of POST /update_weights."""
+
+    update_info: dict[str, object]
+
+
+class FinishCall(Native):
+    """Body of POST /finish_weight_update. `digest` is ours: the version digest of what the trainer has sent."""
+
+    weight_version: Annotated[str | None, Field(max_length=64)] = None
+    digest: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+
+
+def pieces(sizes: Iterable[int], buffer_bytes: int) -> Iterator[int]:
+    """Bytes of each buffer of a packed stream: all full but the last. Both sides count by this."""
+    left = sum(sizes)
+    while left > 0:
+        yield min(buffer_bytes, left)
+        left -= buffer_bytes

@@ -1,0 +1,77 @@
+"""One call at several engines at once: all have ended when it returns or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rollfleet_trainer.errors import TransferError
+
+
+class SyncClient(Protocol):
+    """vLLM's four methods, and the digest at the end of them."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: dict[str, Any]) -> None: ...
+
+    def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Target:
+    """An engine of status.targets: who to call, and which ranks it has."""
+
+    client: SyncClient
+    rank_offset: int
+    world_size: int  # of its own workers
+
+    @property
+    def end(self) -> int:
+        """The first rank that is not its."""
+        return self.rank_offset + self.world_size
+
+
+def group_size(targets: Sequence[Target]) -> int:
+    """Ranks of trainer and engines together. ValueError where ranks overlap or are missing."""
+    expected = 1
+    for target in sorted(targets, key=lambda each: each.rank_offset):
+        if target.rank_offset != expected or target.world_size < 1:
+            raise ValueError(f"ranks {target.rank_offset} to {target.end - 1} do not follow rank {expected - 1}")
+        expected = target.end
+    if expected == 1:
+        raise ValueError("there is no engine to send to")
+    return expected
+
+
+class FanOut:
+    """Threads, one per engine. A context manager."""
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self.targets = tuple(targets)
+        self._pool = ThreadPoolExecutor(max(1, len(self.targets)), thread_name_prefix="rollfleet-push")
+
+    def begin(self, call: Callable[[Target], None]) -> list[Future[None]]:
+        """At all engines, in the background."""
+        return [self._pool.submit(call, target) for target in self.targets]
+
+    def all(self, call: Callable[[Target], None]) -> None:
+        """At all engines, to the end. Raises TransferError with the words of every engine that failed."""
+        settle(self.begin(call))
+
+    def close(self) -> None:
+        """End the threads; calls are bounded by their clients' own timeouts."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def settle(calls: Sequence[Future[None]]) -> None:
+    """Wait for all; raise what failed, together."""
+    failed = [str(error) for call in calls if isinstance(error := call.exception(), TransferError)]
+    if failed:
+        raise TransferError("; ".join(failed))
+    for call in calls:
+        call.result()

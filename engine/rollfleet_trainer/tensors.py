@@ -1,0 +1,62 @@
+"""Tensors as they are sent: names, forms, raw bytes, and the digest of what was sent. Needs torch, nothing of vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rollfleet_kernels.digest import TensorDigest, lanes, version_digest
+from rollfleet_protocol.pushes import DTYPES
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def wire_dtype(tensor: torch.Tensor) -> str:
+    """torch's name without its prefix. ValueError where the digest has no word for it."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype {name} cannot be sent: {', '.join(DTYPES)} can")
+    return name
+
+
+def listed(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """names, dtype_names, shapes as update_weights takes them; nothing is gathered or copied."""
+    return {
+        "names": list(tensors),
+        "dtype_names": [wire_dtype(tensor) for tensor in tensors.values()],
+        "shapes": [list(tensor.shape) for tensor in tensors.values()],
+    }
+
+
+def raw_bytes(tensor: torch.Tensor) -> Bytes:
+    """The tensor's bytes on the host, row by row: a view where it lies there like that already."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+    found: Bytes = flat.numpy()
+    return found
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Of its elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+@dataclass
+class Sent:
+    """The digest of what goes out, tensor by tensor."""
+
+    digest_of: Callable[[Bytes], tuple[int, int, int, int]] = lanes
+    _tensors: list[TensorDigest] = field(default_factory=list)
+
+    def add(self, name: str, tensor: torch.Tensor, raw: Bytes) -> None:
+        """This was sent."""
+        dtype = DTYPES[wire_dtype(tensor)][0]
+        self._tensors.append(TensorDigest(name, dtype, tuple(tensor.shape), self.digest_of(raw)))
+
+    def digest(self) -> str:
+        """Version digest; EmptyInputError where nothing was sent."""
+        return version_digest(self._tensors)

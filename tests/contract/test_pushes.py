@@ -1,0 +1,345 @@
+"""Weights that a trainer sends, by gloo and by shm: the operator arms and orders, the trainer calls vLLM's four phases.
+
+The trainer is a process of its own with torch. Of gloo the simulator needs torch too, so both engines run under the
+interpreter of the vLLM environment here.
+"""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from devtools import vllm_venv
+from rollfleet_protocol.refusals import RefusalReason
+from rollfleet_protocol.state import DigestSource, EngineState, Gate, OperationStatus, WeightsState
+from tests.contract.client import STEP_TIMEOUT_S, Client, Operator, held, operation_of
+from tests.contract.conftest import run_engine
+from tests.contract.models import Models
+from tests.contract.process import ROOT, EngineProcess, Kind, Site, until
+
+SUBJECT, UID = "system:serviceaccount:rl:grpo", "grpo-uid"
+NATIVE = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
+BACKENDS = ("gloo", "shm")
+
+
+@pytest.fixture(scope="module")
+def pushed(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
+    """An engine that has torch beside it."""
+    venv = vllm_venv.venv_path()
+    if not vllm_venv.is_complete(venv):
+        pytest.skip(f"no torch: `make vllm-venv` makes {venv}")
+    python = str(venv / "bin" / "python")
+    command = [python, "-m", "rollfleet_engine.launch"]
+    yield from run_engine(kind, site, "pushed", models.folder(0), models, command=lambda _: command)
+
+
+class Trainer:
+    """Who sends: an operator's words to arm the engine, and a process that pushes."""
+
+    def __init__(self, engine: EngineProcess, site: Site, models: Models) -> None:
+        self.operator = Operator(engine, site)
+        self._engine, self._site, self._models = engine, site, models
+        self.token = self.operator.make_token(subject=SUBJECT, uid=UID)
+
+    def arm(self, epoch: int, version: int) -> None:
+        """Closed, quiesced, armed."""
+        self.operator.close(epoch, version)
+        self.operator.do("arm", epoch)
+
+    def order(self, epoch: int, version: int, backend: str, **changes: Any) -> EngineState:
+        """The operator's Transfer: from here on the native routes are open to the trainer."""
+        fields = {"deadlineSeconds": changes.pop("deadlineSeconds", STEP_TIMEOUT_S)}
+        if "digest" in changes:
+            fields["digest"] = changes.pop("digest")
+        push = {"sender": {"subject": SUBJECT, "uid": UID}, "backend": backend, "rankOffset": 1, "worldSize": 2}
+        return self.operator.do("transfer", epoch, version=version, push=push | {"workers": 1} | changes, **fields)
+
+    def send(self, backend: str, version: int, **changes: Any) -> dict[str, Any]:
+        """The trainer's process; what it says of how it went."""
+        settings = {
+            "url": self._engine.control_url,
+            "token": self.token,
+            "ca": self._site.authority.pem.decode(),
+            "serverName": self._engine.config.fleet.control_server_name,
+            "rankOffset": 1,
+            "workers": 1,
+            "backend": backend,
+            "checkpoint": str(self._models.folder(version)),
+            "label": str(version),
+        } | changes
+        python = str(vllm_venv.venv_path() / "bin" / "python")
+        ended = subprocess.run(
+            [python, "-m", "tests.contract.pusher", json.dumps(settings)],
+            cwd=ROOT,
+            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr[-2000:]
+        answer: dict[str, Any] = json.loads(ended.stdout)
+        return answer
+
+    def ended(self) -> EngineState:
+        """The state once the operation that runs has ended."""
+        state = self.operator.state()
+        while operation_of(state).status is OperationStatus.RUNNING:
+            state = self.operator.state(after=state.sequence, wait_s=30)
+        return state
+
+    def update(self, version: int, backend: str, **changes: Any) -> EngineState:
+        """A whole update, up to open."""
+        epoch = self.operator.next_epoch()
+        self.arm(epoch, version)
+        self.order(epoch, version, backend)
+        answer = self.send(backend, version, **changes)
+        state = self.ended()
+        assert operation_of(state).status is OperationStatus.SUCCEEDED, operation_of(state)
+        assert answer == {"digest": self._models.digest(version)}
+        digest = self._models.digest(version)
+        self.operator.verify(epoch, version, digest)
+        return self.operator.do("open", epoch, version=version, digest=digest)
+
+    def fail(self, backend: str, version: int, **changes: Any) -> tuple[str, EngineState]:
+        """A push that must fail: what the trainer was told, and the state."""
+        epoch = self.operator.next_epoch()
+        self.arm(epoch, version)
+        self.order(epoch, version, backend)
+        answer = self.send(backend, version, **changes)
+        state = self.ended()
+        assert operation_of(state).status is OperationStatus.FAILED, operation_of(state)
+        return str(answer["error"]), state
+
+    def call(self, route: str, body: Any = None, **arguments: Any) -> tuple[int, str]:
+        """One native call of the trainer's: status and message."""
+        answer = self.operator.request("POST", f"/{route}", json={} if body is None else body, token=self.token)
+        document = answer.json()
+        return answer.status_code, str(document.get("error", document).get("message"))
+
+
+@pytest.fixture(scope="module")
+def trainer(pushed: EngineProcess, site: Site, models: Models) -> Iterator[Trainer]:
+    one = Trainer(pushed, site, models)
+    yield one
+    one.operator.close_client()
+
+
+@pytest.fixture(scope="module")
+def reader(pushed: EngineProcess) -> Iterator[Client]:
+    one = Client(pushed)
+    yield one
+    one.close_client()
+
+
+def serves(reader: Client, models: Models, version: int) -> None:
+    answer = reader.complete(models.short_prompt, models.longest_answer)
+    assert (answer.status, answer.version, answer.text) == (200, version, models.answer(version, models.short_prompt))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_push_is_served_when_it_is_verified(trainer: Trainer, reader: Client, models: Models, backend: str):
+    assert {"source/Trainer", f"backend/{backend}"} <= set(trainer.operator.state().facts.capabilities)
+    for version in (1, 2):
+        state = trainer.update(version, backend)
+        transferred = state.transferred
+        assert transferred is not None
+        assert held(state) == (WeightsState.VERIFIED, version, models.digest(version))
+        assert state.weights.source == f"trainer:{SUBJECT}"
+        assert transferred.digest_source is DigestSource.TRAINER
+        assert set(transferred.phase_seconds) == {"init", "start", "update", "finish"}
+        assert transferred.tensors > 10
+        assert transferred.layers > 2
+        serves(reader, models, version)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"omit": ["model.norm.weight"]}, "model.norm.weight"),
+        ({"add": ["model.layers.9.extra"]}, "model.layers.9.extra"),
+        ({"halve": ["model.norm.weight"]}, "model.norm.weight"),
+    ],
+    ids=["missing", "unknown", "other-shape"],
+)
+def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
+    trainer: Trainer, reader: Client, models: Models, backend: str, change: dict[str, list[str]], words: str
+):
+    told, state = trainer.fail(backend, 2, **change)
+    failure = operation_of(state).failure
+    assert failure is not None
+    assert failure.reason == "CoverageFailed"
+    assert words in failure.message
+    assert words in told
+    assert "engine-0" in told
+    assert state.weights.state is WeightsState.UNCERTAIN
+    assert reader.complete("abc", 1).status == 503
+    trainer.update(3, backend)
+    serves(reader, models, 3)
+
+
+def test_a_trainer_that_breaks_off_says_why_to_the_engine(trainer: Trainer, reader: Client, models: Models):
+    told, state = trainer.fail("gloo", 2, breaks=True)
+    assert "the gather failed on rank 3" in told
+    failure = operation_of(state).failure
+    assert failure is not None
+    assert "the gather failed on rank 3" in failure.message
+    trainer.update(1, "gloo")
+    serves(reader, models, 1)
+
+
+def test_c17_ranks_that_do_not_fit_stop_before_any_group_forms(trainer: Trainer, reader: Client, models: Models):
+    trainer.update(1, "shm")
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "gloo", workers=4)
+    failure = operation_of(trainer.ended()).failure
+    assert failure is not None
+    assert "1 workers" in failure.message
+    assert "for 4" in failure.message
+    trainer.order(epoch, 2, "gloo", rankOffset=3, worldSize=9)
+    info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 9}
+    status, message = trainer.call("init_weight_transfer_engine", {"init_info": info})
+    assert status == 409
+    assert "rank_offset is 3" in message
+    state = trainer.operator.do("cancel", epoch)
+    assert (state.gate, held(state)) == (Gate.OPEN, (WeightsState.VERIFIED, 1, models.digest(1)))
+    serves(reader, models, 1)
+
+
+def test_a_backend_that_is_not_there_fails_with_those_that_are(trainer: Trainer, models: Models, reader: Client):
+    trainer.update(1, "shm")
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "ncccl")
+    status, message = trainer.call("init_weight_transfer_engine", {"init_info": {}})
+    assert status == 502
+    assert "no backend 'ncccl': there are gloo, " in message
+    state = trainer.ended()
+    assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1)), "nothing was touched"
+    trainer.operator.do("cancel", epoch)
+    serves(reader, models, 1)
+
+
+def test_native_routes_are_open_to_the_sender_of_an_armed_update_only(trainer: Trainer, models: Models, reader: Client):
+    trainer.update(1, "shm")
+    operator = trainer.operator
+    for route in (*NATIVE, "pause", "resume", "sleep", "collective_rpc"):
+        assert trainer.call(route)[0] == 403, route
+    epoch = operator.next_epoch()
+    trainer.arm(epoch, 2)
+    assert trainer.call("start_weight_update")[0] == 403, "armed, but the operator has named nobody"
+    trainer.order(epoch, 2, "shm")
+    stranger = operator.make_token(subject=SUBJECT, uid="another-uid")
+    for token in (stranger, operator.token):
+        answer = operator.request("POST", "/start_weight_update", json={}, token=token)
+        assert answer.status_code == (403 if token == stranger else 409)
+    assert operator.request("POST", "/rollfleet/v1/open", json={}, token=trainer.token).status_code == 403
+    assert operator.request("GET", "/rollfleet/v1/state", token=trainer.token).status_code == 403
+    assert trainer.call("pause") == (200, trainer.call("resume")[1])
+    assert trainer.call("sleep")[0] == 403
+    for route in ("update_weights", "finish_weight_update"):
+        body = {"update_info": {}} if route == "update_weights" else {}
+        status, message = trainer.call(route, body)
+        assert (status, "start_weight_update" in message) == (409, True)
+    assert operator.state().paused
+    operator.do("cancel", epoch)
+    assert trainer.call("start_weight_update")[0] == 403
+    serves(reader, models, 1)
+
+
+def test_a_label_of_another_version_and_a_digest_of_nothing_are_refused(trainer: Trainer, models: Models):
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "shm")
+    told = trainer.send("shm", 2, label="default")
+    assert "weight_version is '2' here, not 'default'" in told["error"]
+    assert operation_of(trainer.operator.state()).status is OperationStatus.RUNNING, "refused, and nothing has ended"
+    status, _ = trainer.call("finish_weight_update", {"digest": ""})
+    assert status == 400
+    status, message = trainer.call("finish_weight_update", {"digest": models.digest(3)})
+    assert status == 502
+    assert models.digest(2) in message
+    assert models.digest(3) in message
+    assert trainer.ended().weights.state is WeightsState.UNCERTAIN
+
+
+def test_c28_unchanged_weights_that_nobody_vouches_for_are_no_match(trainer: Trainer, models: Models):
+    trainer.update(2, "shm")
+    for vouched in (False, True):
+        epoch = trainer.operator.next_epoch()
+        trainer.arm(epoch, 3)
+        trainer.order(epoch, 3, "shm", **({"digest": models.digest(2)} if vouched else {}))
+        assert trainer.call("init_weight_transfer_engine", {"init_info": {}})[0] == 200
+        assert trainer.call("start_weight_update")[0] == 200
+        trainer.send("shm", 2, label="not 3")  # refused at start: the tensors are sent by hand
+        break
+    assert trainer.operator.state().armed
+
+
+def test_an_update_that_its_trainer_leaves_ends_by_its_deadline(trainer: Trainer, reader: Client, models: Models):
+    trainer.update(1, "shm")
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "shm", deadlineSeconds=1)
+    failure = operation_of(trainer.ended()).failure
+    assert failure is not None
+    assert "did not call start_weight_update within 1 s" in failure.message
+    state = trainer.operator.do("cancel", epoch)
+    assert state.gate is Gate.OPEN
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "shm")
+    assert trainer.call("init_weight_transfer_engine", {"init_info": {}})[0] == 200
+    assert trainer.call("start_weight_update")[0] == 200
+    assert trainer.operator.state().weights.state is WeightsState.UPDATING
+    until(lambda: trainer.operator.refused("cancel", epoch)[0] == 409, 5, "what was touched is not cancelled")
+    state = trainer.operator.update(1, "step-1")  # a newer epoch does not wait for the trainer
+    assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1))
+    serves(reader, models, 1)
+
+
+def test_a_group_that_does_not_form_is_told_with_where(trainer: Trainer, models: Models, reader: Client):
+    trainer.update(1, "shm")
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "gloo", deadlineSeconds=3)
+    info = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2}
+    answers: list[tuple[int, str]] = []
+    calling = threading.Thread(
+        target=lambda: answers.append(trainer.call("init_weight_transfer_engine", {"init_info": info}))
+    )
+    calling.start()
+    state = trainer.ended()
+    calling.join(20)
+    assert answers
+    assert answers[0][0] == 502
+    failure = operation_of(state).failure
+    assert failure is not None
+    assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1))
+    state = trainer.operator.do("cancel", epoch)
+    assert state.gate is Gate.OPEN
+    serves(reader, models, 1)
+
+
+@pytest.mark.parametrize("file", ["../etc/passwd", "rollfleet-1", "/etc/passwd", "rollfleet-" + "g" * 32])
+def test_a_handle_that_is_no_file_of_a_trainer_is_refused(trainer: Trainer, file: str):
+    epoch = trainer.operator.next_epoch()
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, "shm")
+    assert trainer.call("init_weight_transfer_engine", {"init_info": {}})[0] == 200
+    assert trainer.call("start_weight_update")[0] == 200
+    update = {"names": ["model.norm.weight"], "dtype_names": ["float32"], "shapes": [[3]], "file": file}
+    status, message = trainer.call("update_weights", {"update_info": update})
+    assert status == 502
+    assert "file" in message
+    assert trainer.ended().weights.state is WeightsState.UNCERTAIN
+
+
+def test_refusals_have_reasons(trainer: Trainer):
+    answer = trainer.operator.request("POST", "/update_weights", json={}, token=trainer.token)
+    assert answer.json()["error"]["reason"] == RefusalReason.FORBIDDEN
