@@ -1,7 +1,8 @@
 """A trainer of one engine, in a process of its own under an interpreter that has torch: sends a checkpoint's tensors.
 
-python -m tests.contract.pusher SETTINGS, with JSON as `Trainer` in test_pushes.py writes it; prints JSON. It reads the
-tensors by safetensors and sends them by rollfleet_trainer, as a trainer would send its model.
+python -m tests.contract.pusher: a line of JSON on standard input per push, as `Trainer` in test_pushes.py writes it,
+and a line of JSON for what came of it. It reads the tensors by safetensors and sends them by rollfleet_trainer, as a
+trainer would send its model.
 """
 
 import json
@@ -18,6 +19,13 @@ from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target
 from rollfleet_trainer.gloo import GlooSender
 from rollfleet_trainer.shm import ShmSender
+
+
+class Silent(GuardClient):
+    """As vLLM's own client: it knows no digest."""
+
+    def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
+        super().finish_weight_update(weight_version)
 
 
 class Breaking(dict[str, torch.Tensor]):
@@ -48,8 +56,8 @@ def tensors_of(settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def push(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Send as often as asked for; what came of each time."""
-    client = GuardClient(
+    """Send once; what came of it."""
+    client = (Silent if settings.get("silent") else GuardClient)(
         settings["url"],
         lambda: str(settings["token"]),
         ca=settings["ca"],
@@ -78,4 +86,5 @@ def push(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(push(json.loads(sys.argv[1]))))
+    for line in sys.stdin:
+        print(json.dumps(push(json.loads(line))), flush=True)

@@ -21,6 +21,10 @@ class OutOfOrderError(Exception):
     """A call of the trainer's that does not belong here now; the message names the right order. Nothing was done."""
 
 
+def _nothing() -> None:
+    """After a phase that is not the last."""
+
+
 class PushSession:
     """One push. `touch` is called before the first call that may put old tensors away."""
 
@@ -148,11 +152,13 @@ class PushSession:
             weight_version in (None, str(version)), f"weight_version is {str(version)!r} here, not {weight_version!r}"
         )
 
-        async def finish(left_s: float) -> None:
-            expected = digest or self._command.digest
-            self._settle(self._transferred(await self._adapter.push_finish(expected, version, left_s), expected))
+        expected = digest or self._command.digest
+        received: list[Received] = []
 
-        await self._perform("finish", finish)
+        async def finish(left_s: float) -> None:
+            received.append(await self._adapter.push_finish(expected, version, left_s))
+
+        await self._perform("finish", finish, lambda: self._settle(self._transferred(received[0], expected)))
 
     def _require(self, holds: bool, otherwise: str) -> None:
         if self._over or self._outcome.done():
@@ -162,11 +168,15 @@ class PushSession:
         if not holds:
             raise OutOfOrderError(otherwise)
 
-    async def _perform(self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]]) -> None:
-        self._call = asyncio.create_task(self._guarded(phase, call), name=phase)
+    async def _perform(
+        self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None] = _nothing
+    ) -> None:
+        self._call = asyncio.create_task(self._guarded(phase, call, then), name=phase)
         await asyncio.shield(self._call)
 
-    async def _guarded(self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+    async def _guarded(
+        self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None]
+    ) -> None:
         seconds: dict[str, float] = {}
         try:
             await self._ready.wait()
@@ -180,6 +190,7 @@ class PushSession:
             raise
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        then()
 
     def _transferred(self, received: Received, expected: str | None) -> Transferred:
         return Transferred(

@@ -33,7 +33,8 @@ class _Group:
     """A communicator, and the store by which it was formed."""
 
     def __init__(self, wanted: GlooInit, rank: int, deadline_s: float) -> None:
-        left = timedelta(seconds=max(1.0, deadline_s))
+        # torch tries twice to connect to the store, and then the group forms: together they must end by the deadline.
+        left = timedelta(seconds=max(0.5, deadline_s / 4))
         self.wanted = wanted
         self.store = dist.TCPStore(wanted.master_address, wanted.master_port, wanted.world_size, False, left)
         self.group: Any = dist.ProcessGroupGloo(self.store, rank, wanted.world_size, left)
@@ -55,7 +56,7 @@ class _Group:
         return ""
 
     def abandon(self) -> None:
-        """Let the communicator go: its connections close with the last reference, and who waits for this rank is told."""
+        """Let go of the communicator: its connections close with it, and who waits for this rank is told."""
         self.group = None
 
 

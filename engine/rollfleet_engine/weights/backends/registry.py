@@ -23,10 +23,12 @@ OURS: Mapping[str, str] = {
 def known() -> dict[str, EntryPoint]:
     """Every backend that is installed, by name."""
     ours = {name: EntryPoint(name, value, GROUP) for name, value in OURS.items()}
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    for name, point in found.items():
-        if name in ours and point.value != ours[name].value:
-            raise PushError(f"backend {name}: {point.value} would replace {ours[name].value}; give yours another name")
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=GROUP):
+        own = ours.get(point.name, point)
+        if own.value != point.value:
+            raise PushError(f"backend {point.name}: {point.value} would replace {own.value}; give yours another name")
+        found[point.name] = point
     return found | ours
 
 

@@ -1,0 +1,191 @@
+"""Backends without an engine: how they are found, what they refuse, what shm reads. gloo's bytes: tests/vllm."""
+
+import os
+import tomllib
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from rollfleet_engine.weights.backends import registry
+from rollfleet_engine.weights.backends.base import Seat
+from rollfleet_engine.weights.backends.receiving import Receiving
+from rollfleet_engine.weights.backends.shm import ShmBackend
+from rollfleet_engine.weights.coverage import ModelTensors
+from rollfleet_engine.weights.errors import CheckpointError, PushError
+from rollfleet_kernels.digest import TensorDigest, lanes_reference, version_digest
+from rollfleet_protocol.pushes import DTYPES, SHM_FOLDER, GlooInit, GlooUpdate, ShmUpdate, pieces
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ModelTensors({"a": ("F32", (2, 3)), "b": ("U8", (5,))}, tied=False)
+A, B = bytes(range(24)), bytes(range(100, 105))
+SEAT = Seat(0, 1)
+
+
+def test_ours_are_the_ones_that_the_distribution_declares() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][registry.GROUP]
+    assert declared == registry.OURS
+
+
+def test_a_wrong_name_fails_with_the_list_of_what_is_there() -> None:
+    with pytest.raises(PushError, match=r"no backend 'nccl': there are gloo, shm"):
+        registry.make("nccl")
+
+
+def entry_points_of(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    metadata = folder / "plugin-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{text}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
+def test_others_are_found_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points_of(tmp_path, monkeypatch, "mine = rollfleet_engine.weights.backends.shm:ShmBackend\ngone = nowhere:X")
+    assert isinstance(registry.make("mine"), ShmBackend)
+    assert "mine" in registry.usable_names()
+    assert "gone" not in registry.usable_names()
+    with pytest.raises(PushError, match=r"backend gone cannot run here: .*nowhere.*; there are "):
+        registry.make("gone")
+
+
+def test_nobody_takes_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points_of(tmp_path, monkeypatch, "shm = evil:Backend")
+    with pytest.raises(PushError, match="give yours another name"):
+        registry.make("shm")
+
+
+@pytest.fixture
+def file() -> Iterator[str]:
+    name = f"rollfleet-{uuid.uuid4().hex}"
+    (Path(SHM_FOLDER) / name).write_bytes(A + B)
+    yield name
+    (Path(SHM_FOLDER) / name).unlink(missing_ok=True)
+
+
+def update(file: str, /, **changes: Any) -> dict[str, Any]:
+    return {"names": ["a", "b"], "dtype_names": ["float32", "uint8"], "shapes": [[2, 3], [5]], "file": file} | changes
+
+
+def receiving() -> Receiving:
+    one = Receiving(lambda: MODEL, SEAT, lanes_reference)
+    one.init("shm", {}, 5)
+    one.start()
+    return one
+
+
+def test_shm_gives_the_bytes_and_their_digest(file: str) -> None:
+    one = receiving()
+    assert [bytes(each.raw) for each in one.receive(update(file), 5)] == [A, B]
+    expected = [
+        TensorDigest("a", "F32", (2, 3), lanes_reference(A)),
+        TensorDigest("b", "U8", (5,), lanes_reference(B)),
+    ]
+    assert one.finish() == version_digest(expected)
+    assert one.bytes == 29
+
+
+def test_several_calls_make_one_update(file: str) -> None:
+    one = receiving()
+    parts = (
+        {"names": ["b"], "dtype_names": ["uint8"], "shapes": [[5]], "offset": 24},
+        {"names": ["a"], "dtype_names": ["float32"], "shapes": [[2, 3]]},
+    )
+    for part in parts:
+        assert list(one.receive(update(file, **part), 5))
+    assert one.finish().startswith("sha256:")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"file": "../etc/passwd"}, "file"),
+        ({"file": "rollfleet-short"}, "file"),
+        ({"file": f"rollfleet-{'0' * 32}"}, "do trainer and engine share /dev/shm"),
+        ({"offset": 1}, "the tensors end at byte 30"),
+        ({"offset": -1}, "offset"),
+        ({"shapes": [[2, 3], [0]]}, "shape"),
+        ({"dtype_names": ["float32", "object"]}, "dtype 'object'"),
+        ({"names": ["a"]}, "one length"),
+        ({"handle": "gASV"}, "handle"),
+    ],
+)
+def test_shm_refuses_handles_that_are_not_what_a_trainer_makes(file: str, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(PushError, match=words):
+        list(receiving().receive(update(file, **change), 5))
+
+
+def test_shm_follows_no_link_and_opens_no_pipe(file: str) -> None:
+    for make in (lambda path: path.symlink_to("/etc/passwd"), os.mkfifo):
+        name = f"rollfleet-{uuid.uuid4().hex}"
+        path = Path(SHM_FOLDER) / name
+        make(path)
+        try:
+            with pytest.raises(PushError, match=r"cannot be opened|regular file"):
+                list(receiving().receive(update(name), 5))
+        finally:
+            path.unlink()
+
+
+def test_c28_nothing_twice_and_too_little_are_never_a_whole_version(file: str) -> None:
+    one = receiving()
+    with pytest.raises(CheckpointError, match="sent no tensor"):
+        one.finish()
+    list(one.receive(update(file, names=["a"], dtype_names=["float32"], shapes=[[2, 3]]), 5))
+    with pytest.raises(CheckpointError, match="tensor b: the model has it, the trainer did not send it"):
+        one.finish()
+    with pytest.raises(PushError, match="tensor a is sent twice"):
+        list(one.receive(update(file), 5))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"names": ["a", "c"]}, "tensor c: the model has no such tensor"),
+        ({"dtype_names": ["int32", "uint8"]}, r"the trainer sends I32 \[2, 3\], the model has F32 \[2, 3\]"),
+        ({"shapes": [[3, 2], [5]]}, r"F32 \[3, 2\], the model has F32 \[2, 3\]"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_a_byte_is_read(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        next(iter(receiving().receive(update(f"rollfleet-{'0' * 32}", **change), 5)))
+
+
+def test_an_update_without_a_group_says_what_comes_first(file: str) -> None:
+    one = Receiving(lambda: MODEL, SEAT, lanes_reference)
+    with pytest.raises(PushError, match="init_weight_transfer_engine comes first"):
+        list(one.receive(update(file), 5))
+
+
+def test_a_broken_update_leaves_the_group(file: str) -> None:
+    one = receiving()
+    stream = one.receive(update(file), 5)
+    next(stream)
+    stream.close()
+    with pytest.raises(PushError, match="init_weight_transfer_engine comes first"):
+        list(one.receive(update(file), 5))
+
+
+@given(st.lists(st.integers(1, 10_000), max_size=20), st.integers(1, 4096))
+def test_pieces_are_full_but_the_last_and_lose_nothing(sizes: list[int], buffer: int) -> None:
+    found = list(pieces(sizes, buffer))
+    assert sum(found) == sum(sizes)
+    assert all(size == buffer for size in found[:-1])
+    assert all(0 < size <= buffer for size in found)
+
+
+def test_bounds_of_what_a_trainer_may_ask_for() -> None:
+    tensors = {"names": ["a"], "dtype_names": ["float32"], "shapes": [[2**40, 2**40]]}
+    with pytest.raises(ValidationError, match="too large"):
+        GlooUpdate.model_validate(tensors)
+    with pytest.raises(ValidationError, match="packed_buffer_size_bytes"):
+        GlooUpdate.model_validate(tensors | {"shapes": [[1]], "packed_buffer_size_bytes": 1 << 40})
+    with pytest.raises(ValidationError, match="rank_offset"):
+        GlooInit(master_address="a", master_port=1, rank_offset=0, world_size=2)
+    assert ShmUpdate.model_validate(update(f"rollfleet-{'a' * 32}")).nbytes == 29
+    assert set(DTYPES) >= {"bfloat16", "float32", "float8_e4m3fn"}
