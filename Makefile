@@ -85,6 +85,10 @@ cluster: setup ## start the local Kubernetes (or use KUBECONFIG)
 prepare: setup ## all that tests need around them: cluster, vLLM, images, models, chart
 	@$(BIN)/python -m examples.demo.environment all
 
+.PHONY: bench-pushes
+bench-pushes: vllm-venv ## gloo packed beside a plain gloo broadcast of the same bytes, and its memory; 10 rounds, interleaved
+	@PYTHONPATH=.:engine:kernels $$($(BIN)/python -c 'from devtools import vllm_venv; print(vllm_venv.venv_path())')/bin/python -m tests.bench.pushes
+
 .PHONY: charts
 charts: cluster ## the chart: render matrix, strict values, rights
 	@$(CLUSTER) $(PYTEST) tests/charts -q
