@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ _OPTIONS = """
 from vllm.entrypoints.openai.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 import json
+from collections.abc import Callable
 print(json.dumps(sorted(make_arg_parser(FlexibleArgumentParser())._option_string_actions)))
 """
 
@@ -47,9 +49,12 @@ def _ended(kind: Kind, site: Site, name: str, model: Path, models: Models) -> tu
     return code, json.loads(engine.termination_log.read_text()), engine
 
 
-def test_a_model_without_all_its_shards_is_not_even_started(kind: Kind, site: Site, models: Models):
-    name, shard = models.damaged(3, damage.missing_shard)
-    code, message, engine = _ended(kind, site, "missing-shard", models.root / name, models)
+@pytest.mark.parametrize("how", [damage.missing_shard, damage.truncated_shard], ids=["missing", "truncated"])
+def test_a_model_without_all_its_shards_is_not_even_started(
+    kind: Kind, site: Site, models: Models, how: Callable[[Path], str]
+):
+    name, shard = models.damaged(3, how)
+    code, message, engine = _ended(kind, site, how.__name__, models.root / name, models)
     assert code == message["exitCode"] == 75  # somebody may still be copying it
     (problem,) = message["problems"]
     assert shard in problem["cause"]
@@ -58,10 +63,14 @@ def test_a_model_without_all_its_shards_is_not_even_started(kind: Kind, site: Si
 
 
 def test_the_first_cause_of_an_engine_that_fails_by_itself(kind: Kind, site: Site, models: Models):
-    name, _ = models.damaged(3, damage.truncated_shard)
-    code, message, engine = _ended(kind, site, "truncated", models.root / name, models)
+    # What preflight does not see: it reads neither tensors nor what a model should have.
+    how, expected = {
+        "vllm": (damage.wrong_shape, "Attempted to load weight"),
+        "simulator": (damage.missing_index, "half-written"),
+    }[kind.name]
+    name, _ = models.damaged(3, how)
+    code, message, engine = _ended(kind, site, how.__name__, models.root / name, models)
     assert code == message["exitCode"] == 1
-    expected = {"vllm": "SafetensorError", "simulator": "half-written or truncated"}[kind.name]
     assert expected in message["error"]
     assert message["logTail"]
     assert '"event": "engine-ended"' in engine.log()
