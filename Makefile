@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-LAYERS := unit process model charts contract integration e2e
+LAYERS := unit process model charts images contract integration e2e
 # With KUBECONFIG set, that cluster; else the local one.
 CLUSTER := eval "$$($(BIN)/python -m examples.demo.environment env)";
 
@@ -92,6 +92,10 @@ bench-pushes: vllm-venv ## gloo packed beside a plain gloo broadcast of the same
 .PHONY: charts
 charts: cluster ## the chart: render matrix, strict values, rights
 	@$(CLUSTER) $(PYTEST) tests/charts -q
+
+.PHONY: images
+images: setup ## operator's and engine's image built from their Dockerfiles and run as a pod would, without a cluster
+	@$(PYTEST) tests/images -q --timeout 900
 
 .PHONY: contract
 contract: vllm-venv ## one suite against the simulator and against real vLLM, and vLLM's inside

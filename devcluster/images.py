@@ -1,13 +1,15 @@
 """Images without a registry and without a daemon: buildah builds them, containerd imports them."""
 
 import configparser
+import contextlib
 import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from devcluster.errors import InvalidInputError
 from devcluster.paths import Paths
@@ -123,6 +125,13 @@ def build_command(build: Build, identity: Path, volumes: Sequence[str]) -> list[
 
 def build(paths: Paths, wanted: Build) -> Path:
     """Build an image and return its archive; both are kept, and made again only when the inputs have changed."""
+    image = make(paths, wanted)
+    with step(f"storing image {wanted.tag}"):
+        return _archive(paths, wanted.tag, image)
+
+
+def make(paths: Paths, wanted: Build) -> str:
+    """Build an image and return its id, without an archive of it."""
     if not wanted.file.is_file():
         raise InvalidInputError(f"no such file: {wanted.file}")
     paths.images.mkdir(parents=True, exist_ok=True)
@@ -130,8 +139,23 @@ def build(paths: Paths, wanted: Build) -> Path:
         identity = Path(scratch) / "id"
         command = build_command(wanted, identity, host_volumes(Path(scratch), os.environ))
         _buildah(paths, *command, timeout_s=BUILD_TIMEOUT_S)
-        image = identity.read_text().strip().removeprefix("sha256:")
-        return _archive(paths, wanted.tag, image)
+        return identity.read_text().strip().removeprefix("sha256:")
+
+
+def configuration(paths: Paths, tag: str) -> dict[str, Any]:
+    """What an image that was built says of user, environment and entry point (OCI image specification, config)."""
+    shown = _buildah(paths, "inspect", "--type", "image", full_name(tag), timeout_s=COMMAND_TIMEOUT_S)
+    return dict(json.loads(shown)["OCIv1"]["config"])
+
+
+@contextlib.contextmanager
+def files(paths: Paths, tag: str) -> Iterator[Path]:
+    """The files of an image that was built, as a folder. What is written there is thrown away."""
+    container = _buildah(paths, "from", "--pull-never", full_name(tag), timeout_s=COMMAND_TIMEOUT_S).strip()
+    try:
+        yield Path(_buildah(paths, "mount", container, timeout_s=COMMAND_TIMEOUT_S).strip())
+    finally:
+        _buildah(paths, "rm", container, timeout_s=COMMAND_TIMEOUT_S)
 
 
 def archive_name(tag: str, image: str) -> str:
