@@ -15,6 +15,9 @@ from rollfleet_engine.launch.wishes import platform_of
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.termination import Problem
 
+# What CANN's images set in every container (Ascend/cann-container-image, cann/*/Dockerfile): nobody's wish, so that the
+# launcher's value may take its place.
+CANN_DEFAULTS = {"LCCL_DETERMINISTIC": "0"}
 REWRITTEN = frozenset({ALLOCATOR_VARIABLE})  # the launcher edits these instead of refusing them
 
 
@@ -112,7 +115,7 @@ def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str], why: Ma
                 cause=f"environment variable {name} may not be set: {reserved[1].reason}",
                 remedy="remove it from spec.env or the image",
             )
-        elif name in added and value != added[name] and name not in REWRITTEN:
+        elif name in added and value not in (added[name], CANN_DEFAULTS.get(name)) and name not in REWRITTEN:
             who = why.get(name, "the launcher")
             yield Problem(
                 cause=f"environment variable {name} is {value!r}, but {who} needs {added[name]!r}",

@@ -15,7 +15,16 @@ from devtools import preflight_page
 from devtools.preflight_page import ASCEND, CPU, DEVICES, EXAMPLES, MODEL, SOFTWARE, Example, build_ascend, build_config
 from rollfleet_engine.launch import problems_model, problems_platform, versions
 from rollfleet_engine.launch.chips import MOST_CHIPS, chips_of
-from rollfleet_engine.launch.facts import AscendSoftware, Devices, EngineKind, Facts, Installation, Memory, ModelFolder
+from rollfleet_engine.launch.facts import (
+    AscendSoftware,
+    Devices,
+    EngineKind,
+    Facts,
+    Installation,
+    Memory,
+    ModelFolder,
+    Plugin,
+)
 from rollfleet_engine.launch.memory_needs import (
     GIB,
     MIB,
@@ -24,6 +33,7 @@ from rollfleet_engine.launch.memory_needs import (
     queues_bytes,
     sleeping_bytes,
 )
+from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_engine.launch.problems_model import model_problems
 from rollfleet_engine.launch.problems_platform import platform_problems, platform_warnings
 from rollfleet_engine.launch.termination import encode, exit_code_of
@@ -329,6 +339,17 @@ def test_the_fleets_status_tells_cause_and_remedy():
     told = summary(encode(TerminationMessage(exit_code=exit_code_of(found), problems=found)).decode())
     assert "the container has NPUs 0,1, and the pod's annotation says 0" in told
     assert "mount no devices by hand" in told
+
+
+def test_what_canns_images_set_contradicts_nothing():
+    """LCCL_DETERMINISTIC=0 stands in every image of CANN; batch invariance sets 1."""
+    plugin = Plugin(has_rl_config=False, device="A2", custom_kernels=True, batch_invariant_kernels=True)
+    facts = build_ascend(installation=replace(ASCEND, plugin=plugin), environ={"LCCL_DETERMINISTIC": "0"})
+    planned = plan(build_config(rlConfig={"enableBatchInvariant": True}), facts)
+    assert isinstance(planned, Plan), planned
+    assert planned.env["LCCL_DETERMINISTIC"] == "1"
+    other = replace(facts, environ={"LCCL_DETERMINISTIC": "2"})
+    assert isinstance(plan(build_config(rlConfig={"enableBatchInvariant": True}), other), Refused)
 
 
 def test_the_cpu_needs_no_npu():
