@@ -15,6 +15,7 @@ from rollfleet_protocol.base import Request
 PREFIX = "/rollfleet/v1"
 STATE_PATH = f"{PREFIX}/state"
 PROBE_PATH = f"{PREFIX}/probe"
+CANARY_PATH = f"{PREFIX}/open"  # asked without identity and without a body: what refuses that is a guard
 LONGEST_PROBE_SECONDS = 60
 LOOK_PATH = f"{STATE_PATH}?look=true"  # the state at once, and no sign that the operator lives: for people who look
 

@@ -247,7 +247,7 @@ UNAVAILABLE = {  # the fleet answers nobody
 ENGINES = {  # one engine
     "Unschedulable": UNAVAILABLE["Unschedulable"],
     "Broken": Remedy(
-        "the engine cannot serve: its image can't be pulled, or it ends as soon as it starts",
+        "the engine cannot serve: its image can't be pulled, it ends as soon as it starts, or lets everybody in",
         "cure what its words and exit code name",
     ),
     "NotCreated": Remedy(

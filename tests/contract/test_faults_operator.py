@@ -140,3 +140,13 @@ async def test_an_engine_that_was_restarted_obeys_no_command_of_before(
     told = await client.state(end, None)
     assert told.incarnation != state.incarnation
     assert (told.gate, told.weights.state) == (Gate.CLOSED, WeightsState.INITIAL)
+
+
+async def test_the_canary_is_refused_and_is_none_of_the_commands(
+    engine: FaultyEngine, client: GuardClient, end: Endpoint
+):
+    engine.plan({"call": "open", "fault": "badGateway", "at": [1], "times": 1})
+    before = await client.look(end)
+    await client.canary(end)
+    after = await client.look(end)
+    assert (after.sequence, after.pod_uid) == (before.sequence, engine.process.config.pod_uid)

@@ -36,6 +36,9 @@ class Transport:
         """Polls are modelled apart, see `Following`."""
         raise AssertionError(f"nobody polls {endpoint.pod} from {after}")
 
+    async def canary(self, endpoint: Endpoint) -> None:
+        """Every engine of the model is guarded."""
+
     async def look(self, endpoint: Endpoint) -> EngineState:
         """Nor does anybody only look."""
         raise AssertionError(f"nobody looks at {endpoint.pod}")

@@ -64,6 +64,9 @@ class SilentGuards:
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
+    async def canary(self, endpoint: Endpoint) -> None:
+        """Guarded."""
+
     async def look(self, endpoint: Endpoint) -> EngineState:
         self.looks += 1
         await asyncio.Event().wait()

@@ -49,6 +49,11 @@ class Hands(Protocol):
         ...
 
 
+def _is_canary(scope: Scope) -> bool:
+    """The operator's question whether there is a guard, which is none of the commands that a plan counts."""
+    return all(name != b"authorization" for name, _ in scope["headers"])
+
+
 def call_of(port: Port, method: str, path: str) -> Call | None:
     """What is counted; None for what never fails."""
     if port is Port.CONTROL:
@@ -70,7 +75,7 @@ class FaultyApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = call_of(self._port, scope["method"], scope["path"]) if scope["type"] == "http" else None
-        if call is None:
+        if call is None or (call is Call.OPEN and _is_canary(scope)):
             await self._app(scope, receive, send)
             return
         strike = self._injector.strike(call)

@@ -12,6 +12,7 @@ RollfleetError
 │   ├── Unsupported         the other side does not know this: 405, 406, 415, an answer that is not of the protocol
 │   ├── Denied              identity or permission: 401, 403
 │   │   └── Disowned        a guard knows who we are, and obeys another operator
+│   ├── Unguarded           an engine lets callers without identity in: whatever answers there is no guard
 │   └── Refused             a guard's own refusal, with its reason
 ├── NotFound                404
 ├── AlreadyExists           409 on create
@@ -82,6 +83,10 @@ class Denied(Rejected):
 
 class Disowned(Denied):
     """A guard knows who we are, and obeys another operator."""
+
+
+class Unguarded(Rejected):
+    """An engine lets callers without identity in."""
 
 
 class Refused(Rejected):

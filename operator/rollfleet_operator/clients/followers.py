@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, clipped
+from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, Unguarded, clipped
 from rollfleet_operator.clients.guards import Endpoint, command_name
 from rollfleet_operator.clients.pace import Pace
 from rollfleet_operator.core.observed import GuardView
@@ -61,6 +61,10 @@ class Guards(Protocol):
         """The state at once, and no word of the operator."""
         ...
 
+    async def canary(self, endpoint: Endpoint) -> None:
+        """Raises Unguarded where a command without identity is not refused by a guard."""
+        ...
+
     async def command(self, endpoint: Endpoint, command: Command) -> EngineState:
         """Give a command."""
         ...
@@ -91,6 +95,7 @@ class Follower:
         self.heard = asyncio.Event()  # set once the guard answered or could not be reached
         self._failures = 0
         self._silent = False
+        self._guarded = ""  # the incarnation that was seen to refuse a command without identity
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -148,6 +153,7 @@ class Follower:
             last_contact=self._clock(),
             error="",
             disowned=False,
+            unguarded=False,
             vouched=max(self._met_at, self._recorded),
         )
         if _failed_anew(known, state):
@@ -166,7 +172,13 @@ class Follower:
         """The guard could not be reached, would not listen to us, or answered what no guard answers."""
         text = str(error)
         is_news = self.view.reachable or self.view.error != text
-        self.view = replace(self.view, reachable=False, error=text, disowned=isinstance(error, Disowned))
+        self.view = replace(
+            self.view,
+            reachable=False,
+            error=text,
+            disowned=isinstance(error, Disowned),
+            unguarded=isinstance(error, Unguarded),
+        )
         self.heard.set()
         if is_news:
             self._on_change()
@@ -182,7 +194,7 @@ class Follower:
             self._commanded_epoch = command.epoch
             self._start_over()
         try:
-            self.told(await self._guards.command(self.endpoint, command))
+            self._answered(await self._guards.command(self.endpoint, command))
             if isinstance(command, Close):
                 self._let_arm_again()
         except StaleAttempt as error:
@@ -196,6 +208,14 @@ class Follower:
             self.hurry()
             return f"failed: {error}"
         return "ok"
+
+    def _answered(self, state: EngineState) -> None:
+        """A command's answer. A process that is not known yet is met by a poll, which asks for its guard first."""
+        known = self.view.state
+        if known is None or known.incarnation != state.incarnation or self.view.unguarded:
+            self.hurry()
+        else:
+            self.told(state)
 
     def _refused(self, command: Command, text: str) -> None:
         known = self.view.state
@@ -222,7 +242,14 @@ class Follower:
         self.view = replace(self.view, setbacks=self.view.setbacks + 1, last_setback=self._clock())
 
     async def _poll(self, after: int | None) -> EngineState | None:
-        """One long poll; None where somebody was in a hurry."""
+        """One long poll; None where somebody was in a hurry.
+
+        Before anything else, and again for each new process, a command without identity must be refused there: nothing
+        is known of a process that does not, so it is never opened.
+        """
+        is_first = not self._guarded
+        if is_first:
+            await self._guards.canary(self.endpoint)
         self._hurry.clear()
         question = self._guards.look(self.endpoint) if self._silent else self._guards.state(self.endpoint, after)
         poll = asyncio.ensure_future(question)
@@ -232,12 +259,15 @@ class Follower:
             if not poll.done():
                 return None
             state = await poll
-            self.told(state)
-            return state
         finally:
             for task in (poll, hurried):
                 task.cancel()
             await asyncio.gather(poll, hurried, return_exceptions=True)
+        if not is_first and state.incarnation != self._guarded:
+            await self._guards.canary(self.endpoint)
+        self._guarded = state.incarnation
+        self.told(state)
+        return state
 
     async def _back_off(self) -> None:
         self._failures += 1

@@ -5,6 +5,7 @@ import time
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TypeVar
 
 import aiohttp
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 from rollfleet_operator.clients.errors import (
     Denied,
     RollfleetError,
+    Unguarded,
     Unreachable,
     Unsupported,
     clipped,
@@ -23,7 +25,7 @@ from rollfleet_operator.clients.fence import demand
 from rollfleet_operator.clients.slots import FairSlots
 from rollfleet_operator.clients.tokens import Tokens
 from rollfleet_operator.ports import Meter
-from rollfleet_protocol.commands import LOOK_PATH, PREFIX, PROBE_PATH, STATE_PATH, Command, Probe
+from rollfleet_protocol.commands import CANARY_PATH, LOOK_PATH, PREFIX, PROBE_PATH, STATE_PATH, Command, Probe
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.state import EngineState, ProbeReport
 
@@ -117,6 +119,18 @@ class GuardClient:
         query = f"?after={after}&waitSeconds={POLL_S}"
         return await self._state(endpoint, "GET", STATE_PATH + query, None, POLL_S + POLL_GRACE_S)
 
+    async def canary(self, endpoint: Endpoint) -> None:
+        """A command without identity, and without content: raises Unguarded unless a guard refuses it as one does."""
+        async with self._questions.slot(endpoint.fleet.uid):
+            status, content = await self._exchange(endpoint, "POST", CANARY_PATH, b"{}", COMMAND_S, None)
+        if status >= 500:
+            raise from_guard(status, content, endpoint.words)  # says nothing either way
+        if status != HTTPStatus.UNAUTHORIZED or not isinstance(from_guard(status, content, ""), Denied):
+            raise Unguarded(
+                f"{endpoint.words} answered HTTP {status} to a command without identity: what answers there lets "
+                "everybody in or is no guard of ours, so it is never opened. Take the engine's image of this release"
+            )
+
     async def look(self, endpoint: Endpoint) -> EngineState:
         """The guard's state for somebody who only looks: it is no word of the operator, and postpones nothing."""
         async with self._questions.slot(endpoint.fleet.uid):
@@ -161,17 +175,20 @@ class GuardClient:
 
     async def _call(self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float) -> bytes:
         token = await self._tokens.bearer(endpoint.audience)
-        try:
-            return await self._request(endpoint, method, path, body, deadline_s, token)
-        except Denied:
+        status, content = await self._exchange(endpoint, method, path, body, deadline_s, token)
+        if 200 <= status < 300:
+            return content
+        error = from_guard(status, content, endpoint.words)
+        if isinstance(error, Denied):
             self._tokens.discard(endpoint.audience, token)  # the API server's keys may have been rotated
-            raise
+        raise error
 
-    async def _request(
-        self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float, token: str
-    ) -> bytes:
+    async def _exchange(
+        self, endpoint: Endpoint, method: str, path: str, body: bytes | None, deadline_s: float, token: str | None
+    ) -> tuple[int, bytes]:
+        """One call; status and content of the answer, whatever it is."""
         what = endpoint.words
-        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
+        headers = {"Accept": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -185,12 +202,9 @@ class GuardClient:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=deadline_s, sock_connect=CONNECT_S),
             ) as answer:
-                content = await _bounded(answer, what)
+                return answer.status, await _bounded(answer, what)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise from_transport(error, what) from error
-        if not 200 <= answer.status < 300:
-            raise from_guard(answer.status, content, what)
-        return content
 
 
 def _context(ca_pem: str) -> ssl.SSLContext:

@@ -116,6 +116,8 @@ def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: 
 def _absent(scene: Scene, engine: Engine, work: Work) -> EngineNote:
     """Its guard does not answer."""
     pod = engine.pod
+    if engine.unguarded and engine.guard is not None:
+        return EngineNote(engine, Doing.BROKEN, engine.guard.error)
     if engine.disowned and engine.guard is not None:
         return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error)
     waits = pod.container in (ContainerState.WAITING, ContainerState.TERMINATED)

@@ -108,6 +108,7 @@ class GuardView:
     setbacks: int = 0  # commands refused and operations seen to fail at this incarnation and epoch, repeats counted
     last_setback: datetime | None = None  # when the newest of them was seen; what retries are counted from
     disowned: bool = False  # the newest answer: it knows who we are, and obeys another operator
+    unguarded: bool = False  # the newest answer: it does not refuse a command without identity; see `error`
     # The highest epoch that it can have come to honestly: what it named when it was met, or what was recorded since.
     # None: nobody has followed it for long enough to tell.
     vouched: int | None = None

@@ -7,6 +7,7 @@ prepares only what is gone is made again: changes of the spec wait for the end. 
   repeated create is harmless.
 - An outdated pod that certainly serves nobody is replaced at once; one that may serve only as long as no more than
   updateStrategy.maxUnavailable engines do not serve, itself among them.
+- An outdated pod that lets everybody in (see GuardView.unguarded) is replaced at once: it may serve, but not for us.
 - A pod that was stopped (see core.restarts) keeps its place until the template changes or somebody deletes it.
 - An outdated pod whose guard obeys another operator (our ServiceAccount was made anew) tells us nothing and can't be
   cured: such pods go one by one, each while every pod that is not like it serves.
@@ -114,6 +115,8 @@ def _plan_ordinal(
     if kept is None:
         name = pod_name(world, ordinal, template.hash, engines)
         actions.append(CreatePod(template.build(ordinal, name)))
+    elif kept.pod.template_hash != template.hash and kept.unguarded:
+        actions.append(_delete(kept, "the template changed and it lets everybody in"))
     elif kept.pod.template_hash != template.hash and _certainly_serves_nobody(kept):
         actions.append(_delete(kept, "the template changed and it serves nobody"))
     return actions
@@ -150,7 +153,7 @@ def _replace(
         out += engine.name in serving
         if out > world.fleet.spec.update_strategy.max_unavailable:
             break
-        if not _certainly_serves_nobody(engine):  # else it is replaced already
+        if not (engine.unguarded or _certainly_serves_nobody(engine)):  # else it is replaced already
             chosen.append(_delete(engine, "the template changed"))
     return tuple(chosen)
 

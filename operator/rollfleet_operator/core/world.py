@@ -66,6 +66,11 @@ class Engine:
         return self.guard is not None and self.guard.disowned
 
     @property
+    def unguarded(self) -> bool:
+        """It lets everybody in: whatever it says, it may be open, and nothing of ours opens it."""
+        return self.guard is not None and self.guard.unguarded
+
+    @property
     def ended(self) -> bool:
         """The pod is over by the kubelet's word."""
         return self.pod.ended

@@ -34,6 +34,9 @@ class NeverQuiet:
         self.asked += 1
         return self._answer(self.asked)
 
+    async def canary(self, endpoint: Endpoint) -> None:
+        """Guarded."""
+
     async def look(self, endpoint: Endpoint) -> EngineState:
         return await self.state(endpoint, None)
 

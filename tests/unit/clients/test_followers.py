@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rollfleet_operator.clients.errors import Denied, Disowned, Refused, StaleAttempt, Unreachable
+from rollfleet_operator.clients.errors import Denied, Disowned, Refused, StaleAttempt, Unguarded, Unreachable
 from rollfleet_operator.clients.followers import (
+    BACKOFF_MAX_S,
     LOOK_EVERY_S,
     MAX_REFUSALS,
     Follower,
@@ -40,10 +41,17 @@ class ScriptedGuards:
         self.asked: list[int | None] = []
         self.commands: list[Command] = []
         self.looks = 0
+        self.canaries = 0
+        self.unguarded: Exception | None = None
 
     async def state(self, endpoint: Endpoint, after: int | None) -> EngineState:
         self.asked.append(after)
         return given(await self.polls.get())
+
+    async def canary(self, endpoint: Endpoint) -> None:
+        self.canaries += 1
+        if self.unguarded:
+            raise self.unguarded
 
     async def look(self, endpoint: Endpoint) -> EngineState:
         self.looks += 1
@@ -63,8 +71,9 @@ def given(answer: Answer) -> EngineState:
 class Watched:
     """A follower and the news it made."""
 
-    def __init__(self) -> None:
+    def __init__(self, unguarded: Exception | None = None) -> None:
         self.guards = ScriptedGuards()
+        self.guards.unguarded = unguarded
         self.news = 0
         endpoint = Endpoint(FLEET, "qwen-0-0-abcde", "p-1", "198.18.64.7")
         self.follower = Follower(endpoint, self.guards, self._on_change, lambda: NOW)
@@ -366,3 +375,51 @@ async def test_a_follower_that_died_is_told_of_and_replaced(caplog: pytest.LogCa
     await settle()
     assert fleet.followers.views(KEY)["a"].reachable
     await fleet.followers.close()
+
+
+UNGUARDED = Unguarded("answered HTTP 200 to a command without identity")
+
+
+async def test_an_engine_is_asked_for_its_guard_once_a_process_and_before_anything_else(watched: Watched) -> None:
+    await settle()
+    assert (watched.guards.canaries, watched.guards.asked, watched.view.state) == (1, [None], None)
+    for sequence in range(1, 6):
+        await watched.hear(make_state(sequence))
+    assert watched.guards.canaries == 1
+    await watched.hear(make_state(1, "i-2"))
+    assert (watched.guards.canaries, watched.view.state) == (2, make_state(1, "i-2"))
+    await watched.hear(Unreachable("connection reset"))
+    await asyncio.sleep(BACKOFF_MAX_S)
+    await watched.hear(make_state(2, "i-2"))
+    assert watched.guards.canaries == 2, "the same process"
+
+
+async def test_nothing_is_known_of_an_engine_that_lets_everybody_in() -> None:
+    watched = Watched(UNGUARDED)
+    await settle()
+    assert (watched.view.unguarded, watched.view.reachable, watched.view.error) == (True, False, str(UNGUARDED))
+    assert watched.view.state is None
+    assert not watched.guards.asked, "it was shown no token"
+    assert watched.news == 1
+    watched.guards.unguarded = None
+    await asyncio.sleep(BACKOFF_MAX_S)
+    await watched.hear(make_state(1))
+    assert (watched.view.unguarded, watched.view.reachable) == (False, True)
+    await watched.stop()
+
+
+async def test_a_new_process_is_not_believed_before_it_was_seen_to_be_guarded(watched: Watched) -> None:
+    await watched.hear(make_state(5))
+    watched.guards.unguarded = UNGUARDED
+    await watched.hear(make_state(1, "i-2"))
+    assert (watched.view.unguarded, watched.view.reachable, watched.view.state) == (True, False, make_state(5))
+    assert await watched.command(arm(), make_state(6)) == "ok"
+    assert not watched.view.reachable, "the answer to a command proves nothing"
+
+
+async def test_the_answer_to_a_command_makes_no_new_process_known(watched: Watched) -> None:
+    await watched.hear(make_state(5))
+    assert await watched.command(arm(), make_state(1, "i-2")) == "ok"
+    assert watched.view.state == make_state(5)
+    await watched.hear(make_state(1, "i-2"))
+    assert (watched.view.state, watched.guards.canaries) == (make_state(1, "i-2"), 2)

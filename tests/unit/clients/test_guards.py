@@ -20,6 +20,7 @@ from rollfleet_operator.clients.errors import (
     Refused,
     RollfleetError,
     StaleAttempt,
+    Unguarded,
     Unreachable,
     Unsupported,
 )
@@ -364,3 +365,42 @@ async def test_engines_of_two_cas_are_reached_while_both_are_trusted(
         await client.close()
         for each in servers:
             await each.stop()
+
+
+def to_a_stranger(status: int, reason: RefusalReason | None) -> Handler:
+    async def answer(request: web.Request) -> web.Response:
+        assert "Authorization" not in request.headers
+        if reason is None:
+            return web.Response(status=status, text="<html>")
+        detail = RefusalDetail(message="send a token", code=status, reason=reason)
+        return web.Response(status=status, text=Refusal(error=detail).model_dump_json(by_alias=True))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "error"),
+    [
+        (401, RefusalReason.UNAUTHENTICATED, None),
+        (401, None, Unguarded),  # somebody's gateway, not a guard
+        (401, RefusalReason.CLOSED, Unguarded),
+        (400, RefusalReason.INVALID_REQUEST, Unguarded),  # it read the command before it asked who sends it
+        (403, RefusalReason.FORBIDDEN, Unguarded),
+        (404, None, Unguarded),
+        (200, None, Unguarded),
+        (302, None, Unguarded),
+        (502, None, Unreachable),
+        (503, RefusalReason.CLOSED, Refused),
+    ],
+)
+async def test_only_a_guards_own_refusal_proves_a_guard(
+    server: Server, client: GuardClient, status: int, reason: RefusalReason | None, error: type[Exception] | None
+) -> None:
+    await server.start()
+    server.handler = to_a_stranger(status, reason)
+    if error is None:
+        await client.canary(endpoint(server))
+    else:
+        with pytest.raises(error, match=rf"HTTP {status}" if error is Unguarded else r"."):
+            await client.canary(endpoint(server))
+    assert server.requests == [("POST", "/rollfleet/v1/open", "")]

@@ -12,7 +12,7 @@ from rollfleet_engine.faults.injector import LOGGER, Injector
 from rollfleet_engine.faults.orders import Orders
 from rollfleet_engine.faults.plan import REFUSAL, Call, Plan, Rule
 from rollfleet_engine.guard.log import GuardLog
-from rollfleet_protocol.commands import PREFIX
+from rollfleet_protocol.commands import CANARY_PATH, PREFIX
 from tests.support.guards import make_config
 from tests.support.hands import MemoryHands
 
@@ -93,9 +93,9 @@ async def test_502_twice() -> None:
 
 
 async def test_a_delayed_call_is_executed() -> None:
-    served = Served({"call": "open", "fault": "delay", "at": [1], "seconds": 30})
+    served = Served({"call": "arm", "fault": "delay", "at": [1], "seconds": 30})
     began = asyncio.get_running_loop().time()
-    assert (await served.ask(f"{PREFIX}/open"))[:3] == (200, b"pieces", True)
+    assert (await served.ask(f"{PREFIX}/arm"))[:3] == (200, b"pieces", True)
     assert asyncio.get_running_loop().time() - began == pytest.approx(30, abs=0.5)
 
 
@@ -134,3 +134,10 @@ async def test_a_call_to_an_engine_that_hangs_goes_on_to_it() -> None:
     served = Served({"call": "state", "fault": "hang", "at": [1]})
     assert (await served.ask(f"{PREFIX}/state", "GET"))[0] == 200
     assert served.hands.done == ["hang"]
+
+
+async def test_the_question_whether_there_is_a_guard_is_no_command_that_is_counted() -> None:
+    served = Served({"call": "open", "fault": "refuse", "at": [1]})
+    assert (await served.ask(CANARY_PATH))[0] == 200
+    assert (await served.ask(CANARY_PATH, headers=[(b"authorization", b"Bearer x")]))[0] != 200
+    assert served.asked == [CANARY_PATH]
