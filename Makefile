@@ -48,14 +48,16 @@ types: setup ## mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: generate
-generate: setup ## write all generated files (CRDs, chart CRDs, API docs, the table of preflight)
+generate: setup ## write all generated files (CRDs, chart CRDs, API docs, the tables of preflight and launch)
 	@$(BIN)/python -m rollfleet_operator.api.generate
 	@$(BIN)/python -m devtools.preflight_page
+	@$(BIN)/python -m devtools.launch_table
 
 .PHONY: verify
 verify: lint types ## lint, types, and generated files equal to what would be generated
 	@$(BIN)/python -m rollfleet_operator.api.generate --check
 	@$(BIN)/python -m devtools.preflight_page --check
+	@$(BIN)/python -m devtools.launch_table --check
 
 .PHONY: unit
 unit: setup ## pure tests, in some 20 s
@@ -74,8 +76,9 @@ else
 endif
 
 .PHONY: vllm-venv
-vllm-venv: setup ## the environment with real vLLM for the CPU, kept outside the tree
+vllm-venv: setup ## the environment with real vLLM for the CPU, and parsers of other releases, kept outside the tree
 	@$(BIN)/python -m devtools.vllm_venv
+	@$(BIN)/python -m devtools.vllm_parsers
 
 .PHONY: cluster
 cluster: setup ## start the local Kubernetes (or use KUBECONFIG)
@@ -98,8 +101,8 @@ images: setup ## operator's and engine's image built from their Dockerfiles and 
 	@$(PYTEST) tests/images -q --timeout 900
 
 .PHONY: contract
-contract: vllm-venv ## one suite against the simulator and against real vLLM, and vLLM's inside
-	@$(PYTEST) tests/contract tests/vllm tests/kernels -q --timeout 300
+contract: vllm-venv ## one suite against the simulator and against real vLLM, vLLM's inside, and parsers of its releases
+	@$(PYTEST) tests/contract tests/parsers tests/vllm tests/kernels -q --timeout 300
 
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server

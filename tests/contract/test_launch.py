@@ -1,43 +1,14 @@
 """The launcher with engines that cannot start: what it refuses, and what it says of those that fail by themselves."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from rollfleet_engine.launch.dialects import DIALECTS
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site
 from tests.support import damage
-
-# Dumps the real parser's options, in vLLM's own interpreter.
-_OPTIONS = """
-from vllm.entrypoints.openai.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-import json
-from collections.abc import Callable
-print(json.dumps(sorted(make_arg_parser(FlexibleArgumentParser())._option_string_actions)))
-"""
-
-
-def test_the_recorded_options_are_those_of_the_real_parser(kind: Kind):
-    dialect = DIALECTS[0]
-    known = dialect.option_names()
-    for rule in dialect.reserved_options:
-        assert any(rule.covers(name) for name in known), f"{rule.name} is no option of vLLM {dialect.releases}"
-    if kind.name == "simulator":
-        return  # it takes vLLM's options as recorded; what follows asks vLLM
-    done = subprocess.run(
-        [kind.environ["ROLLFLEET_ENGINE_PYTHON"], "-c", _OPTIONS],
-        env={"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert set(json.loads(done.stdout.splitlines()[-1])) == known
 
 
 def _ended(kind: Kind, site: Site, name: str, model: Path, models: Models) -> tuple[int, dict, EngineProcess]:

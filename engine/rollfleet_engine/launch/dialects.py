@@ -226,6 +226,7 @@ SIMULATOR = PlatformWords(
     },
 )
 
+_ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF without expandable_segments"
 _NZ_OFF = {"VLLM_ASCEND_ENABLE_NZ": "0"}
 # FA3 and batch-invariant attention cannot be captured (vllm-ascend, docs/source/user_guide/feature_guide).
 _PIECEWISE: Mapping[str, str] = {"cudagraph_mode": "PIECEWISE"}
@@ -246,7 +247,7 @@ ASCEND_BEFORE_RL_CONFIG = PlatformWords(
     cleans_allocator=True,
     words={
         **_ASCEND_TRANSFER,
-        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"weight_nz_mode": 0}),
+        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"weight_nz_mode": 0}, note=_ALLOCATOR),
         Feature.EXTRA_CLEANUP: Words(additional={"enable_sleep_mode_extra_cleanup": True}),
         Feature.TRAINING_CONSISTENCY: Words(
             args=("--attention-backend", "FLASH_ATTN"), compilation=_PIECEWISE, needs=Feature.BATCH_INVARIANT
@@ -261,7 +262,7 @@ ASCEND = PlatformWords(
     cleans_allocator=True,
     words={
         **_ASCEND_TRANSFER,
-        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"rl_config": {"enabled": True}}),
+        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"rl_config": {"enabled": True}}, note=_ALLOCATOR),
         Feature.EXTRA_CLEANUP: Words(additional={"rl_config": {"sleep_mode_extra_cleanup": True}}),
         Feature.TRAINING_CONSISTENCY: Words(
             additional={"rl_config": {"enable_training_consistency": True}}, compilation=_PIECEWISE

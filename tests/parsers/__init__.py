@@ -1,0 +1,1 @@
+"""Launch plans against the argument parsers of the releases themselves."""

@@ -1,0 +1,148 @@
+"""Every plan of a matrix of specs is understood by the release that it was made for, as it was meant."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+
+from rollfleet_engine.launch import probe
+from rollfleet_engine.launch.dialects import DIALECTS, dialect_of
+from rollfleet_engine.launch.facts import Installation
+from rollfleet_engine.launch.plan import Plan, plan
+from rollfleet_engine.launch.reserved import UNKNOWN_OPTIONS
+from tests.parsers.conftest import RELEASES, Release
+from tests.unit.launch.conftest import NEW_ASCEND, OLD_ASCEND, build_config, build_facts, on_cpu, on_npu
+
+pytestmark = pytest.mark.timeout(300)
+
+SIZES = (
+    {},
+    {"tensorParallelSize": 2, "pipelineParallelSize": 2},
+    {"tensorParallelSize": 4, "dataParallelSize": 2, "expertParallel": True},
+)
+RL = (
+    {"rlConfig": {"enabled": False}},
+    {"rlConfig": {"enabled": True}},
+    {"rlConfig": {"enableBatchInvariant": True, "enableTrainingConsistency": True}},
+    {"rlConfig": {"sleepModeExtraCleanup": True}, "sleepMode": True},
+)
+FEATURES = (
+    {},
+    {"features": {"tokenEndpoint": "Enabled", "toolParser": "hermes", "logprobsMode": "processed_logprobs"}},
+    {"features": {"tokenEndpoint": "TokensOnly", "maxLogprobs": -1}},
+    {"features": {"routedExperts": True}},
+    {"features": {"tokenEndpoint": "Enabled", "traceReplay": True}},
+)
+OWN = (
+    {},
+    {
+        "engineArgs": ["--max-model-len", "1024", "--dtype=bfloat16", "--seed", "7"],
+        "additionalConfig": {"eplb_config": {"dynamic_eplb": True}},
+        "compilationConfig": {"cudagraph_capture_sizes": [1, 2, 4]},
+    },
+)
+TRANSFER = (
+    {},
+    {"weightTransfer": {"backend": "hccl"}},
+    {"weightTransfer": {"backend": "gloo"}},
+    {
+        "weightTransfer": {"backend": "ipc", "insecureSerialization": True},
+        "mode": "Colocated",
+        "sleepMode": True,
+    },
+)
+
+
+def _places(release: str) -> tuple[Installation, ...]:
+    plugin = OLD_ASCEND if release.startswith("0.23") else NEW_ASCEND
+    return on_npu(plugin, release), on_cpu(release)
+
+
+def _plans(release: str) -> list[tuple[dict[str, Any], Plan]]:
+    """Of all combinations those that can be had from the release."""
+    made = []
+    for parts in itertools.product(SIZES, RL, FEATURES, OWN, TRANSFER):
+        spec = {key: value for part in parts for key, value in part.items()}
+        for installation in _places(release):
+            found = plan(build_config(**spec), build_facts(installation=installation))
+            if isinstance(found, Plan):
+                made.append((spec, found))
+    return made
+
+
+def test_the_matrix_is_worth_its_name():
+    for release in RELEASES:
+        plans = _plans(release)
+        assert len({found.argv for _, found in plans}) > 100, release
+        for words in ("--enable-return-routed-experts", "--tokens-only", "--block-size", "--enable-sleep-mode"):
+            assert any(words in found.argv for _, found in plans), (release, words)
+
+
+def test_every_plan_is_understood_as_it_was_meant(release: Release):
+    seen: dict[tuple[str, ...], dict[str, Any]] = {}
+    for spec, found in _plans(release.name):
+        arguments = found.argv[3:]
+        if arguments in seen:
+            continue
+        understood = seen[arguments] = release.parse(arguments)
+        assert "error" not in understood, (arguments, understood)
+        features = spec.get("features", {})
+        assert understood["tensor_parallel_size"] == spec.get("tensorParallelSize", 1)
+        assert understood["pipeline_parallel_size"] == spec.get("pipelineParallelSize", 1)
+        assert understood["data_parallel_size"] == spec.get("dataParallelSize", 1)
+        assert understood["enable_expert_parallel"] is spec.get("expertParallel", False)
+        assert understood["tokens_only"] is (features.get("tokenEndpoint") == "TokensOnly")
+        assert understood["enable_return_routed_experts"] is features.get("routedExperts", False)
+        assert understood["enable_auto_tool_choice"] is ("toolParser" in features)
+        assert understood["tool_call_parser"] == features.get("toolParser")
+        assert understood["max_logprobs"] == features.get("maxLogprobs", 20)
+        assert understood["logprobs_mode"] == features.get("logprobsMode", "raw_logprobs")
+        assert understood["middleware"] == ["rollfleet_engine.guard.middleware.Guard"]
+        _json_is_understood(arguments, understood)
+        _batch_invariance_is_understood(spec, understood, on_npus="--block-size" in arguments)
+    assert len(seen) > 100
+
+
+def _json_is_understood(arguments: tuple[str, ...], understood: dict[str, Any]) -> None:
+    given = (
+        json.loads(arguments[arguments.index("--additional-config") + 1]) if "--additional-config" in arguments else {}
+    )
+    assert understood["additional_config"] == given
+
+
+def _batch_invariance_is_understood(spec: dict[str, Any], understood: dict[str, Any], *, on_npus: bool) -> None:
+    """C13."""
+    wanted = spec["rlConfig"].get("enableBatchInvariant", False)
+    assert wanted is on_npus
+    if wanted:
+        assert understood["enable_chunked_prefill"] is False
+        assert understood["enable_prefix_caching"] is False
+        assert understood["block_size"] == 128
+        assert "PIECEWISE" in str(understood["compilation_config"])
+
+
+def test_the_recorded_options_are_those_of_the_release(release: Release):
+    dialect = dialect_of(release.name)
+    assert dialect is not None
+    assert set(release.known["options"]) == dialect.option_names()
+
+
+def test_every_spoken_range_has_a_release_that_is_asked():
+    assert sorted(name for dialect in DIALECTS for name in dialect.verified) == sorted(RELEASES)
+
+
+def test_what_no_release_has_this_one_has_not(release: Release):
+    for option in UNKNOWN_OPTIONS:
+        assert "error" in release.parse(("--model", "/m", option, "x"))
+
+
+def test_c21_the_list_of_tool_parsers_is_read_from_the_files_as_vllm_registers_it(release: Release):
+    assert probe.tool_parsers(release.folder / "vllm") == release.known["tool_parsers"]
+
+
+def test_c21_an_unknown_parser_and_a_lone_flag_are_refused_by_the_release_too(release: Release):
+    """So that what the launcher refuses before would not have worked."""
+    unknown = release.parse(("--model", "/m", "--enable-auto-tool-choice", "--tool-call-parser", "hermess"))
+    assert "error" in unknown or unknown["tool_call_parser"] == "hermess"  # some find out when the server starts
+    assert "error" in release.parse(("--model", "/m", "--enable-auto-tool-choice"))
