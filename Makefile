@@ -67,6 +67,10 @@ unit: setup ## pure tests, in some 20 s
 process: setup ## parts that start real processes and sockets: control port, supervisors
 	@$(PYTEST) tests/process -q -n 2
 
+.PHONY: check-rlconfig
+check-rlconfig: setup ## compare what we know of rl_config with a checkout's own code: VLLM_ASCEND=PATH
+	@$(BIN)/python -m devtools.check_rlconfig "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))"
+
 .PHONY: model
 model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further
 ifdef SCHEDULES
