@@ -65,19 +65,77 @@ def extra(name: str, mount_path: str) -> dict[str, Any]:
     return {"name": name, "mountPath": mount_path, "source": CLAIM}
 
 
+def fields(**wanted: Any) -> Change:
+    """Several fields of the spec at once."""
+
+    def change(document: dict[str, Any]) -> None:
+        document["spec"].update(wanted)
+
+    return change
+
+
 BAD_FLEETS = {
     "unknown field": (setting("spec.replica", 1), 'unknown field "spec.replica"'),
     "ipc with Disaggregated": (
         setting("spec.weightTransfer", {"backend": "ipc"}),
-        'unknown field "spec.weightTransfer"',
+        "spec.weightTransfer.backend ipc and shm need spec.mode Colocated",
     ),
+    "hccl with Colocated": (
+        fields(mode="Colocated", sleepMode="Enabled", weightTransfer={"backend": "hccl"}),
+        "spec.weightTransfer.backend hccl needs spec.mode Disaggregated",
+    ),
+    "consent without handles": (
+        setting("spec.weightTransfer", {"backend": "hccl", "insecureSerialization": "Allowed"}),
+        "spec.weightTransfer.insecureSerialization may be Allowed for backend ipc of mode Colocated only",
+    ),
+    "a backend of others": (
+        setting("spec.weightTransfer", {"backend": "nccl"}),
+        'spec.weightTransfer.backend: Unsupported value: "nccl"',
+    ),
+    "Colocated without sleep": (setting("spec.mode", "Colocated"), "spec.sleepMode must be Enabled"),
+    "cleanup without sleep": (
+        setting("spec.rlConfig", {"sleepModeExtraCleanup": True}),
+        "spec.rlConfig.sleepModeExtraCleanup needs spec.sleepMode Enabled",
+    ),
+    "a key that rl_config does not have": (
+        setting("spec.rlConfig.refresh", True),
+        'unknown field "spec.rlConfig.refresh"',
+    ),
+    "a word for a boolean": (setting("spec.rlConfig.enabled", "yes"), "spec.rlConfig.enabled: Invalid value"),
+    "tools without chat": (
+        setting("spec.features", {"tokenEndpoint": "TokensOnly", "toolCalling": {"parser": "hermes"}}),
+        "spec.features.tokenEndpoint TokensOnly excludes spec.features.toolCalling",
+    ),
+    "traces without an endpoint": (
+        setting("spec.features", {"traceReplay": "Enabled"}),
+        "spec.features.traceReplay needs spec.features.tokenEndpoint",
+    ),
+    "a mode of log-probabilities": (
+        setting("spec.features", {"logprobs": {"mode": "raw"}}),
+        "spec.features.logprobs.mode: Unsupported value",
+    ),
+    "more workers than devices": (
+        fields(parallelism={"tensor": 4, "data": 2}, accelerator={"perPod": 4}),
+        "spec.parallelism: tensor x pipeline x data must not exceed spec.accelerator.perPod",
+    ),
+    "tensor as a flag": (setting("spec.engine.args", ["--tensor-parallel-size", "2"]), "has a field: spec.parallelism"),
+    "sleep as a flag": (setting("spec.engine.args", ["--enable_sleep_mode"]), "has a field: spec.sleepMode"),
+    "a key of JSON as a flag": (
+        setting("spec.engine.args", ["--additional-config.rl_config.enabled=true"]),
+        "has a field: spec.engine.additionalConfig",
+    ),
+    "tools as a flag": (
+        setting("spec.engine.args", ["--tool-call-parser=x"]),
+        "has a field: spec.features.toolCalling",
+    ),
+    "a flag that nobody has": (setting("spec.engine.args", ["--dp-routing-config", "x"]), "X-data-parallel-rank"),
     "a misspelt claim": (
         setting("spec.volumes.model", {"persistentVolumeClaim": {"claim": "c"}}),
         'unknown field "spec.volumes.model.persistentVolumeClaim.claim"',
     ),
     "replicas -1": (setting("spec.replicas", -1), "spec.replicas: Invalid value: -1"),
     "replicas as text": (setting("spec.replicas", "four"), "spec.replicas: Invalid value"),
-    "mode that is not built": (setting("spec.mode", "Colocated"), 'spec.mode: Unsupported value: "Colocated"'),
+    "a mode of others": (setting("spec.mode", "Hybrid"), 'spec.mode: Unsupported value: "Hybrid"'),
     "no image": (lambda document: document["spec"].pop("image"), "spec.image: Required value"),
     "no model": (lambda document: document["spec"].pop("model"), "spec.model: Required value"),
     "model path with ..": (setting("spec.model.path", "../secrets"), "spec.model.path must be relative"),
@@ -257,6 +315,39 @@ def test_allowed_change_is_taken(at_five: Object, case: str) -> None:
     apply(document)
 
 
+def test_every_word_about_the_launch_is_taken_and_kept(namespace: str) -> None:
+    words = {
+        "mode": "Colocated",
+        "sleepMode": "Enabled",
+        "rlConfig": {
+            "enabled": True,
+            "sleepModeExtraCleanup": True,
+            "enableTrainingConsistency": True,
+            "enableBatchInvariant": True,
+        },
+        "weightTransfer": {"backend": "ipc", "insecureSerialization": "Allowed"},
+        "features": {
+            "tokenEndpoint": "Enabled",
+            "routedExperts": "Enabled",
+            "traceReplay": "Enabled",
+            "toolCalling": {"parser": "hermes"},
+            "logprobs": {"mode": "processed_logprobs", "max": -1},
+        },
+        "parallelism": {"tensor": 4, "pipeline": 1, "data": 2, "expert": "Enabled"},
+        "accelerator": {"resourceName": "huawei.com/Ascend910", "perPod": 8},
+        "engine": {
+            "args": ["--max-model-len", "1024"],
+            "additionalConfig": {"eplb_config": {"dynamic_eplb": True}},
+            "compilationConfig": {"cudagraph_capture_sizes": [1, 2]},
+        },
+    }
+    document = fleet(namespace, "launch")
+    document["spec"].update(words)
+    apply(document, dry_run=False)
+    kept = get("roe", "launch", namespace)["spec"]
+    assert {name: kept[name] for name in words} == words
+
+
 def test_defaults_are_filled_in(namespace: str) -> None:
     document = fleet(namespace, "defaults")
     for name in ("mode", "accelerator", "router", "startup", "drainTimeoutSeconds"):
@@ -271,6 +362,16 @@ def test_defaults_are_filled_in(namespace: str) -> None:
         "policy": "cache_aware",
         "whenClosed": {"type": "Reject"},
     }
+    assert spec["rlConfig"] == {
+        "enabled": True,
+        "sleepModeExtraCleanup": False,
+        "enableTrainingConsistency": False,
+        "enableBatchInvariant": False,
+    }
+    assert spec["sleepMode"] == "Disabled"
+    assert spec["parallelism"] == {"tensor": 1, "pipeline": 1, "data": 1, "expert": "Disabled"}
+    assert spec["features"] == {"tokenEndpoint": "Disabled", "routedExperts": "Disabled", "traceReplay": "Disabled"}
+    assert "weightTransfer" not in spec
     assert spec["startup"] == {"timeoutSeconds": 1800, "restartBudget": 5}
     assert spec["drainTimeoutSeconds"] == 60
 

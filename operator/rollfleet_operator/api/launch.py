@@ -129,12 +129,24 @@ _OWNED_FLAGS = (
     "model|served[-_]model[-_]name|host|port|uds|api[-_]server[-_]count|middleware|root[-_]path|"
     "worker[-_]extension[-_]cls|grpc|data[-_]parallel[-_]size"
 )
-_FIELD_FLAGS = (
-    "tensor[-_]parallel[-_]size|pipeline[-_]parallel[-_]size|enable[-_]expert[-_]parallel|enable[-_]sleep[-_]mode|"
-    "additional[-_]config|compilation[-_]config|weight[-_]transfer[-_]config|tokens[-_]only|enable[-_]scale[-_]out|"
-    "enable[-_]return[-_]routed[-_]experts|enable[-_]trace[-_]replay|enable[-_]auto[-_]tool[-_]choice|"
-    "tool[-_]call[-_]parser|logprobs[-_]mode|max[-_]logprobs"
-)
+# One rule for each of these: a rule's estimated cost grows with its pattern, and the API server bounds it.
+_FIELD_FLAGS = {
+    "spec.parallelism": "tensor[-_]parallel[-_]size|pipeline[-_]parallel[-_]size|enable[-_]expert[-_]parallel",
+    "spec.sleepMode and spec.weightTransfer": "enable[-_]sleep[-_]mode|weight[-_]transfer[-_]config",
+    "spec.engine.additionalConfig and spec.engine.compilationConfig": "(additional|compilation)[-_]config",
+    "spec.features.tokenEndpoint": "tokens[-_]only|enable[-_]scale[-_]out",
+    "spec.features.routedExperts": "enable[-_]return[-_]routed[-_]experts",
+    "spec.features.traceReplay": "enable[-_]trace[-_]replay",
+    "spec.features.toolCalling": "enable[-_]auto[-_]tool[-_]choice|tool[-_]call[-_]parser",
+    "spec.features.logprobs": "logprobs[-_]mode|max[-_]logprobs",
+}
+
+
+def _field_rules() -> tuple[Schema, ...]:
+    return tuple(
+        rule(f"!self.matches('^--({flags})([.=]|$)')", f"spec.engine.args must not set what has a field: {field}")
+        for field, flags in _FIELD_FLAGS.items()
+    )
 
 
 class EngineOptions(ApiModel):
@@ -154,11 +166,7 @@ class EngineOptions(ApiModel):
                             "--data-parallel-size (spec.parallelism.data) or --grpc: the launcher sets them, or they "
                             "lead round the guard",
                         ),
-                        rule(
-                            f"!self.matches('^--({_FIELD_FLAGS})([.=]|$)')",
-                            "spec.engine.args must not set what has a field: spec.parallelism, spec.sleepMode, "
-                            "spec.weightTransfer, spec.features, spec.engine.additionalConfig and compilationConfig",
-                        ),
+                        *_field_rules(),
                         rule(
                             "!self.matches('^--dp[-_]routing[-_]config(=|$)')",
                             "spec.engine.args: neither vLLM nor vLLM-Ascend has --dp-routing-config: requests name a "
