@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from rollfleet_protocol.base import Request
+from rollfleet_protocol.sleep import ALL_TAGS, Tag
 
 PREFIX = "/rollfleet/v1"
 STATE_PATH = f"{PREFIX}/state"
@@ -142,6 +143,27 @@ class Open(Command):
 
     version: Version
     digest: str | None = None
+
+
+class Sleep(Command):
+    """Give memory back: level 1 moves the weights to host memory, level 2 drops them; the KV cache is dropped.
+
+    Refused unless quiesced under this epoch, and while weights are Uncertain. After it only Wake and Verify (level 1),
+    or Wake of the weights, Transfer, Wake of the KV cache and Verify (level 2) lead back to Open.
+    """
+
+    level: Literal[1, 2]
+    deadline_seconds: Seconds
+
+
+class Wake(Command):
+    """Take memory again, all of it or by tag: weights first. Resumes nothing; the scheduler stays paused until Verify.
+
+    The KV cache is refused while weights sleep, or were dropped and not loaded anew. A tag that is awake stays so.
+    """
+
+    tags: Annotated[tuple[Tag, ...], Field(min_length=1)] = ALL_TAGS
+    deadline_seconds: Seconds
 
 
 class Probe(Request):

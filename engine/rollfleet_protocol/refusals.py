@@ -31,6 +31,8 @@ class ClosedReason(StrEnum):
     STARTING = "Starting"  # never opened in this incarnation
     UPDATING = "Updating"
     UNCERTAIN = "Uncertain"
+    ASLEEP = "Asleep"
+    WEIGHTS_ABSENT = "WeightsAbsent"  # dropped by sleep level 2, and not loaded since
     DRAINING = "Draining"
     ENGINE_DEAD = "EngineDead"
 

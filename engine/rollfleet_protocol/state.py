@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from rollfleet_protocol.base import Answer
+from rollfleet_protocol.sleep import Sleeping
 from rollfleet_protocol.words import visible
 
 MAX_WORDS = 4096  # characters; a state stays far below what an operator reads of an answer
@@ -43,6 +44,7 @@ class WeightsState(StrEnum):
     """What is known of the weights that the engine holds now."""
 
     INITIAL = "Initial"  # as loaded from model.path at start, not verified yet
+    ABSENT = "Absent"  # dropped by sleep level 2, and not loaded since
     UPDATING = "Updating"  # a transfer has begun; the old tensors may be gone
     LOADED = "Loaded"  # transferred, digest and coverage hold, not verified yet
     VERIFIED = "Verified"  # caches reset, scheduler resumed, probe answered
@@ -56,6 +58,8 @@ class OperationName(StrEnum):
     CLOSE = "Close"
     TRANSFER = "Transfer"
     VERIFY = "Verify"
+    SLEEP = "Sleep"
+    WAKE = "Wake"
     REOPEN = "Reopen"  # the guard's own: resume and open on untouched weights, after Cancel or silence
 
 
@@ -78,6 +82,7 @@ class FailureReason(StrEnum):
     DIGEST_MISMATCH = "DigestMismatch"
     PAUSE_FAILED = "PauseFailed"
     TRANSFER_FAILED = "TransferFailed"
+    SLEEP_FAILED = "SleepFailed"  # falling asleep, or waking up
     CACHE_RESET_FAILED = "CacheResetFailed"
     PROBE_FAILED = "ProbeFailed"
     ENGINE_DEAD = "EngineDead"
@@ -212,6 +217,7 @@ class EngineState(Answer):
     ready: bool = False  # what /readyz says: belongs to the serving set
     armed: bool = False
     paused: bool = False
+    sleep: Sleeping = Sleeping()
     epoch: Epoch = 0
     weights: Weights
     in_flight: int = 0  # admitted and not finished, without those that are kept

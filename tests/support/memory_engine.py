@@ -12,6 +12,7 @@ from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
 from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
+from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 
@@ -74,6 +75,7 @@ class MemoryEngine:
         self.frozen: dict[str, asyncio.Event] = {}  # by the name that the guard was told
         self.kept: list[bool] = []  # what each reset of the caches was told
         self.group: tuple[str, dict[str, Any]] | None = None  # of a push
+        self.asleep: set[Tag] = set()
         self.came: list[str] = []  # tensors of a push
         self.digest: str | None = None  # what apply reports, if not the truth
 
@@ -131,6 +133,7 @@ class MemoryEngine:
         assert deadline_s > 0
         await self._call("resume")
         assert self.paused, "resumed twice"
+        assert not self.asleep, "resumed in its sleep"
         self.paused = False
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
@@ -176,6 +179,20 @@ class MemoryEngine:
         if digest not in (None, found):
             raise engine_error(FailureReason.DIGEST_MISMATCH, f"worker 0: received {found}, sent was {digest}")
         return Received(digest=found, tensors=len(self.came), bytes=4 * len(self.came), layers=1)
+
+    async def sleep(self, level: int, deadline_s: float) -> None:
+        """Only who is awake and paused falls asleep."""
+        assert self.paused
+        assert not self.asleep
+        await self._call("sleep")
+        self.asleep = {Tag.WEIGHTS, Tag.KV_CACHE}
+        self.weights = self.weights if level == 1 else "dropped"
+
+    async def wake(self, tags: tuple[Tag, ...], deadline_s: float) -> None:
+        """Only what sleeps."""
+        assert set(tags) <= self.asleep
+        await self._call("wake")
+        self.asleep -= set(tags)
 
     async def recover(self, deadline_s: float) -> None:
         """Nothing to put back."""

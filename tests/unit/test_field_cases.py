@@ -1,7 +1,7 @@
 """Each case from the field that this part of the project answers for has a test of its name somewhere.
 
 Cases are failures that users of rollout fleets reported; what each must become here is told by its tests. Those about
-sleep, trainers, dialects of vLLM and features of the engine come with what they are about.
+trainers, dialects of vLLM and features of the engine come with what they are about.
 """
 
 import ast
@@ -14,6 +14,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 CASES = {
     "C01": "a replaced engine answers from the model's own weights",
+    "C02": "garbage is served after the weights were dropped in a sleep",
     "C03": "a prompt's prefix is answered from the caches of old weights",
     "C05": "a router sends to engines that left the serving set",
     "C06": "liveness kills engines that still load",
@@ -22,6 +23,7 @@ CASES = {
     "C14": "control endpoints answer without identity",
     "C17": "ranks or world sizes are wrong with data parallelism",
     "C18": "one answer mixes versions, or its abort is not told",
+    "C20": "an engine that is half awake computes",
     "C22": "objects never go away",
     "C23": "an engine lacks what the update needs",
     "C28": "success is reported, and weights are the old ones",

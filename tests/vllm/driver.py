@@ -14,15 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from rollfleet_engine.guard.ports import EngineError
+from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.vllm.adapter import VllmAdapter
 from rollfleet_engine.weights.coverage import read_model_tensors
 from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
 from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.sleep import Tag
+from rollfleet_trainer.errors import TransferError
+from rollfleet_trainer.fan_out import Target
+from rollfleet_trainer.gloo import GlooSender
+from rollfleet_trainer.shm import ShmSender
 
 DEADLINE_S = 60.0
 
@@ -115,6 +121,68 @@ class Driver:
             staged.close()
         return done.model_dump(mode="json", by_alias=False)
 
+    async def push(self, path: str, backend: str, version: int, **changes: Any) -> Any:
+        """A trainer in a thread of this process sends a checkpoint to all workers of this engine."""
+        tensors = await asyncio.to_thread(_tensors_of, Path(path))
+        for name in changes.get("omit", ()):
+            del tensors[name]
+        workers = self.adapter.facts().world_size
+        client = AdapterClient(self.adapter, backend, version)
+        target = Target(client, 1, workers)
+
+        def send() -> str:
+            sender = (
+                GlooSender([target], "127.0.0.1", buffer_bytes=1 << 16) if backend == "gloo" else ShmSender([target])
+            )
+            with sender:
+                sender.init()
+                return sender.send(tensors, str(version))
+
+        digest = await asyncio.to_thread(send)
+        received = client.received
+        assert received is not None
+        return {"digest": digest, "tensors": received.tensors, "layers": received.layers}
+
+    async def sleep(self, level: int) -> Any:
+        await self.adapter.sleep(level, DEADLINE_S)
+
+    async def wake(self, tags: list[str]) -> Any:
+        await self.adapter.wake(tuple(Tag(tag) for tag in tags), DEADLINE_S)
+
+
+def _tensors_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+class AdapterClient:
+    """Keeps rollfleet_trainer's SyncClient over the adapter, from another thread than the engine's loop."""
+
+    def __init__(self, adapter: VllmAdapter, backend: str, version: int) -> None:
+        self._adapter, self._backend, self._version = adapter, backend, version
+        self._loop = asyncio.get_running_loop()
+        self.received: Received | None = None
+
+    def _run(self, call: Any) -> Any:
+        try:
+            return asyncio.run_coroutine_threadsafe(call, self._loop).result(DEADLINE_S)
+        except EngineError as error:
+            raise TransferError(f"{error.reason}: {error.message}") from error
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._run(self._adapter.push_init(self._backend, init_info, DEADLINE_S))
+
+    def start_weight_update(self) -> None:
+        self._run(self._adapter.push_start(DEADLINE_S))
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._run(self._adapter.push_update(update_info, DEADLINE_S))
+
+    def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
+        self.received = self._run(self._adapter.push_finish(digest, self._version, DEADLINE_S))
+
 
 def _damaged(staged: StagedCheckpoint, root: Path, fault: str, tensor: str) -> StagedCheckpoint:
     if fault == "omit":
@@ -142,6 +210,8 @@ async def _serve(args: dict[str, Any], answers: Any) -> None:
         try:
             value = await getattr(driver, request.pop("call"))(**request)
             _answer(answers, {"ok": value})
+        except TransferError as error:
+            _answer(answers, {"error": {"type": "TransferError", "reason": "", "message": str(error), "touched": True}})
         except (EngineError, CheckpointError) as error:
             touched = getattr(error, "touched", False)
             found = {"type": type(error).__name__, "reason": error.reason.value, "message": error.message}

@@ -13,6 +13,7 @@ from rollfleet_engine.guard.ports import EngineAdapter, EngineError, Received
 from rollfleet_engine.weights.coverage import layer_of
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
+from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 # How each call fails, as real adapters report it.
@@ -128,6 +129,14 @@ class FaultyAdapter:
     async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
         """Never struck."""
         return await self._inner.push_finish(digest, version, deadline_s)
+
+    async def sleep(self, level: int, deadline_s: float) -> None:
+        """Never struck."""
+        await self._inner.sleep(level, deadline_s)
+
+    async def wake(self, tags: tuple[Tag, ...], deadline_s: float) -> None:
+        """Never struck."""
+        await self._inner.wake(tags, deadline_s)
 
     async def recover(self, deadline_s: float) -> None:
         """Struck as engine.recover."""

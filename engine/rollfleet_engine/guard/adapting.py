@@ -11,12 +11,13 @@ from rollfleet_protocol.commands import PauseMode
 
 
 @cache
-def capabilities() -> tuple[str, ...]:
+def capabilities(*, sleeps: bool) -> tuple[str, ...]:
     """What an engine with this guard can do; backends as far as they can be imported here."""
     return (
         *("source/Checkpoint", "source/Trainer"),
         *(f"backend/{name}" for name in usable_names()),
         *(f"pause/{mode.value}" for mode in PauseMode),
+        *(("sleep/1", "sleep/2") if sleeps else ()),
         *("verify/Digest", "verify/Coverage", "verify/Logprobs"),
     )
 

@@ -68,6 +68,8 @@ _CLOSED_MESSAGES = {
     ClosedReason.STARTING: "this engine has not been verified at the fleet's version yet",
     ClosedReason.UPDATING: "the fleet's weights are being changed",
     ClosedReason.UNCERTAIN: "this engine's weights are not known to be good; it waits to be reloaded",
+    ClosedReason.ASLEEP: "this engine is asleep",
+    ClosedReason.WEIGHTS_ABSENT: "this engine's weights are absent: dropped in its sleep and not loaded since",
     ClosedReason.DRAINING: "this engine is shutting down",
     ClosedReason.ENGINE_DEAD: "this engine has died and will be restarted",
 }

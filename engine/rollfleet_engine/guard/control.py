@@ -34,8 +34,10 @@ from rollfleet_protocol.commands import (
     Open,
     Prepare,
     Probe,
+    Sleep,
     Transfer,
     Verify,
+    Wake,
 )
 from rollfleet_protocol.engine_config import OperatorIdentity
 from rollfleet_protocol.refusals import RefusalReason
@@ -57,6 +59,8 @@ COMMANDS: dict[str, type[Command]] = {
     "verify": Verify,
     "open": Open,
     "cancel": Cancel,
+    "sleep": Sleep,
+    "wake": Wake,
 }
 _DONE_AT_ONCE = (Arm, Open, Cancel)
 

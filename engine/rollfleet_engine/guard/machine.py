@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import singledispatch
 from math import isfinite
 
-from rollfleet_engine.guard.orders import give_up_running, hear, lose_weights, obey, opened, push_source, reopen
+from rollfleet_engine.guard.held import push_source
+from rollfleet_engine.guard.orders import NEVER_GIVEN_UP, give_up_running, hear, lose_weights, obey, opened, reopen
 from rollfleet_engine.guard.states import (
     Decision,
     DrainBegan,
@@ -29,10 +30,13 @@ from rollfleet_engine.guard.states import (
     Progressed,
     ReleaseStaged,
     Resumed,
+    Slept,
     Tick,
     Touching,
+    Woken,
 )
-from rollfleet_protocol.commands import Close, Command, Prepare, Transfer, Verify
+from rollfleet_protocol.commands import Close, Command, Prepare, Sleep, Transfer, Verify
+from rollfleet_protocol.sleep import Sleeping, Tag
 from rollfleet_protocol.state import (
     DigestSource,
     Failure,
@@ -75,8 +79,8 @@ def _tick(event: Tick, state: GuardState, now: float) -> Decision:
 
 
 def _may_reopen_alone(state: GuardState) -> bool:
-    reopening = state.running is not None and state.running.name is OperationName.REOPEN
-    return not (state.armed or reopening) and _may_open(state)
+    busy = state.running is not None and state.running.name in (OperationName.REOPEN, *NEVER_GIVEN_UP)
+    return not (state.armed or busy) and _may_open(state)
 
 
 def _may_open(state: GuardState) -> bool:
@@ -92,6 +96,32 @@ def _paused(event: Paused, state: GuardState, now: float) -> Decision:
 @_apply.register
 def _resumed(event: Resumed, state: GuardState, now: float) -> Decision:
     return Decision(replace(state, paused=False, quiesced_epoch=0))
+
+
+@_apply.register
+def _slept(event: Slept, state: GuardState, now: float) -> Decision:
+    """What wakes up has to be verified, even where nothing was dropped: it went through host memory."""
+    weights = state.weights
+    if event.level > 1:
+        weights = Weights(state=WeightsState.ABSENT)
+    elif weights.state is WeightsState.VERIFIED:
+        weights = _unverified(weights)
+    slept = replace(state, sleep=Sleeping(level=event.level, awake=()), weights=weights, weights_before=None)
+    return Decision(replace(slept, member=False, reopens=False, silence_s=None, reopen_at=None))
+
+
+def _unverified(weights: Weights) -> Weights:
+    if weights.digest is None:
+        return weights.model_copy(update={"state": WeightsState.INITIAL, "version": None})
+    return weights.model_copy(update={"state": WeightsState.LOADED})
+
+
+@_apply.register
+def _woken(event: Woken, state: GuardState, now: float) -> Decision:
+    awake = tuple(tag for tag in Tag if tag in (*state.sleep.awake, *event.tags))
+    return Decision(
+        replace(state, sleep=Sleeping() if len(awake) == len(Tag) else Sleeping(level=state.sleep.level, awake=awake))
+    )
 
 
 @_apply.register
@@ -233,6 +263,12 @@ def _fail(state: GuardState, running: OperationRecord, failure: Failure, now: fl
         return _fail_transfer(new, running, touched=touched)
     if running.name is OperationName.VERIFY:
         return _fail_verify(new)
+    if running.name in (OperationName.SLEEP, OperationName.WAKE) and touched:
+        # Half asleep at the worst: it counts as asleep, and waking who is awake is harmless.
+        command = running.command
+        level = command.level if isinstance(command, Sleep) else state.sleep.level
+        new = replace(new, sleep=Sleeping(level=level, awake=() if isinstance(command, Sleep) else state.sleep.awake))
+        return lose_weights(new, needs_recovery=state.needs_recovery)
     if running.name is OperationName.REOPEN and new.silence_s is not None:
         return replace(new, reopen_at=now + new.silence_s)
     return new
@@ -248,5 +284,6 @@ def _fail_verify(state: GuardState) -> GuardState:
     """Weights of model.path that nobody replaced may be verified again; others are known good no longer."""
     if state.weights.digest is not None:
         return lose_weights(state, needs_recovery=state.needs_recovery)
-    initial = state.weights.model_copy(update={"state": WeightsState.INITIAL, "version": None})
-    return replace(state, weights=initial, reopens=False, member=False, silence_s=None, reopen_at=None)
+    return replace(
+        state, weights=_unverified(state.weights), reopens=False, member=False, silence_s=None, reopen_at=None
+    )

@@ -19,11 +19,13 @@ from rollfleet_engine.guard.states import (
     Paused,
     Progressed,
     Resumed,
+    Slept,
     Touching,
+    Woken,
 )
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.weights.staging import StagedCheckpoint
-from rollfleet_protocol.commands import Close, PauseMode, Prepare, Push, Transfer, Verify
+from rollfleet_protocol.commands import Close, PauseMode, Prepare, Push, Sleep, Transfer, Verify, Wake
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -51,6 +53,8 @@ _UNFORESEEN = {
     OperationName.CLOSE: FailureReason.PAUSE_FAILED,
     OperationName.TRANSFER: FailureReason.TRANSFER_FAILED,
     OperationName.VERIFY: FailureReason.PROBE_FAILED,
+    OperationName.SLEEP: FailureReason.SLEEP_FAILED,
+    OperationName.WAKE: FailureReason.SLEEP_FAILED,
     OperationName.REOPEN: FailureReason.PAUSE_FAILED,
 }
 
@@ -145,9 +149,13 @@ class Operations:
                     return await self._transfer(operation, command, deadline)
                 case Verify() as command:
                     return await self._verify(command, deadline)
+                case Sleep() as command:
+                    await self._sleep(command, deadline)
+                case Wake() as command:
+                    await self._wake(command, deadline)
                 case _:
                     await self._resume(deadline)
-                    return None
+        return None
 
     async def _prepare(self, operation: OperationRecord, command: Prepare, deadline: Deadline) -> Staged:
         began = asyncio.get_running_loop().time()
@@ -272,6 +280,20 @@ class Operations:
             seconds=loop.time() - began,
         )
 
+    async def _sleep(self, command: Sleep, deadline: Deadline) -> None:
+        if self._turnstile.kept:
+            message = (
+                f"{self._turnstile.kept} requests are kept, whose cache would be gone: Close in mode abort comes first"
+            )
+            raise EngineError(FailureReason.SLEEP_FAILED, message)
+        await self._adapter.sleep(command.level, deadline.left())
+        self._report(Slept(command.level))
+
+    async def _wake(self, command: Wake, deadline: Deadline) -> None:
+        tags = tuple(tag for tag in self._state().asleep if tag in command.tags)
+        await self._adapter.wake(tags, deadline.left())
+        self._report(Woken(tags))
+
     async def _resume(self, deadline: Deadline) -> None:
         """Exactly once per pause: a second resume can block the ranks of a data-parallel engine (reported by verl)."""
         if not self._state().paused:
@@ -291,7 +313,9 @@ def _for_draining(deadline: Deadline) -> float:
 
 def _deadline_s(operation: OperationRecord) -> float:
     command = operation.command
-    return command.deadline_seconds if isinstance(command, Prepare | Close | Transfer | Verify) else REOPEN_DEADLINE_S
+    return (
+        command.deadline_seconds if command is not None and hasattr(command, "deadline_seconds") else REOPEN_DEADLINE_S
+    )
 
 
 def _failed(operation: OperationRecord, reason: FailureReason, message: str, *, touched: bool) -> Failed:

@@ -5,8 +5,9 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
+from rollfleet_engine.guard.held import holds, source_text, tell
+from rollfleet_engine.guard.sleeping import LOADED, fell_asleep, is_awake, sleep_obstacle, wake_obstacle
 from rollfleet_engine.guard.states import (
-    INITIAL_SOURCE,
     AbandonPush,
     CancelOperation,
     Decision,
@@ -20,17 +21,17 @@ from rollfleet_engine.guard.states import (
 from rollfleet_protocol.commands import (
     Arm,
     Cancel,
-    CheckpointRoot,
-    CheckpointSource,
     Close,
     Command,
     Open,
     Prepare,
-    Push,
+    Sleep,
     Transfer,
     Verify,
+    Wake,
 )
 from rollfleet_protocol.refusals import RefusalReason
+from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -46,11 +47,17 @@ _NAME_OF = {
     Close: OperationName.CLOSE,
     Transfer: OperationName.TRANSFER,
     Verify: OperationName.VERIFY,
+    Sleep: OperationName.SLEEP,
+    Wake: OperationName.WAKE,
 }
 
 
 # Between repetitions of a command: how long it may take, and how what runs is ended, which the first one decided.
 _MAY_DIFFER = {"deadline_seconds", "operator_silence_seconds", "mode", "drain_timeout_seconds", "keep_seconds"}
+
+
+# What half of it leaves behind, nobody can tell: a newer epoch and Cancel wait for its end.
+NEVER_GIVEN_UP = frozenset({OperationName.SLEEP, OperationName.WAKE})
 
 
 def obey(state: GuardState, command: Command, now: float, in_flight: int) -> Decision:
@@ -61,6 +68,11 @@ def obey(state: GuardState, command: Command, now: float, in_flight: int) -> Dec
     if command.epoch < state.epoch:
         message = f"epoch {command.epoch} is over: this engine follows epoch {state.epoch}"
         return _refused(state, RefusalReason.STALE_EPOCH, message)
+    running = state.running
+    if running is not None and running.name in NEVER_GIVEN_UP and not isinstance(command, Sleep | Wake):
+        return _busy(state, running)
+    if running is not None and running.name in NEVER_GIVEN_UP and command.epoch != state.epoch:
+        return _busy(state, running)
     adopted = _adopt(hear(state, now), command.epoch, now)
     decision = _obey(command, adopted.state, now, in_flight)
     return replace(decision, effects=adopted.effects + decision.effects)
@@ -135,7 +147,7 @@ def _start(state: GuardState, name: OperationName, version: int, now: float, com
 
 def _begin(
     state: GuardState,
-    command: Prepare | Close | Transfer | Verify,
+    command: Prepare | Close | Transfer | Verify | Sleep | Wake,
     now: float,
     *,
     done: bool,
@@ -150,7 +162,8 @@ def _begin(
         return _busy(state, running)
     if done:
         return Decision(state)
-    return obstacle() or _start(state, name, command.version, now, command)
+    version = state.weights.version or 0 if isinstance(command, Sleep | Wake) else command.version
+    return obstacle() or _start(state, name, version, now, command)
 
 
 def _asks(command: Command) -> dict[str, Any]:
@@ -159,7 +172,7 @@ def _asks(command: Command) -> dict[str, Any]:
 
 def _busy(state: GuardState, running: OperationRecord) -> Decision:
     message = f"{running.name} of epoch {running.epoch}, version {running.version} is running: wait for its end"
-    cure = "" if state.touched else ", or Cancel"
+    cure = "" if state.touched or running.name in NEVER_GIVEN_UP else ", or Cancel"
     return _out_of_order(state, message + cure)
 
 
@@ -258,19 +271,10 @@ def _transfer_obstacle(command: Transfer, state: GuardState, in_flight: int) -> 
             return _out_of_order(state, f"staged {staged.path!r} has digest {staged.digest}, not {command.digest}")
     if state.gate is Gate.OPEN or state.quiesced_epoch != command.epoch or not state.paused or in_flight > 0:
         return _out_of_order(state, "the engine is not quiesced: Close, then Arm, come before Transfer")
-    if not state.armed:
-        return _out_of_order(state, "the engine is not armed: Arm comes before Transfer")
+    if not state.armed or Tag.WEIGHTS in state.asleep:
+        first = "the weights sleep: Wake with tag weights" if state.armed else "the engine is not armed: Arm"
+        return _out_of_order(state, f"{first} comes before Transfer")
     return None
-
-
-def source_text(source: CheckpointSource) -> str:
-    """A checkpoint as Weights.source tells it."""
-    return INITIAL_SOURCE if source.root is CheckpointRoot.MODEL else f"checkpoint:{source.path}"
-
-
-def push_source(push: Push) -> str:
-    """A trainer as Weights.source tells it."""
-    return f"trainer:{push.sender.subject}"
 
 
 @_obey.register
@@ -280,36 +284,26 @@ def _verify(command: Verify, state: GuardState, now: float, in_flight: int) -> D
         probe is not None
         and (probe.epoch, probe.version, probe.tokens) == (command.epoch, command.version, command.probe_tokens)
         and state.weights.state is WeightsState.VERIFIED
-        and _holds(state.weights, command.version, command.digest)
+        and holds(state.weights, command.version, command.digest)
         and not state.paused
     )
     return _begin(state, command, now, done=done, obstacle=lambda: _verify_obstacle(command, state))
 
 
 def _verify_obstacle(command: Verify, state: GuardState) -> Decision | None:
-    if state.gate is Gate.OPEN:
-        return _out_of_order(state, "the gate is open: Close comes before Verify")
     weights = state.weights
+    if state.gate is Gate.OPEN or (state.asleep and weights.state in LOADED):
+        first = "the gate is open: Close" if state.gate is Gate.OPEN else f"{', '.join(state.asleep)} asleep: Wake"
+        return _out_of_order(state, f"{first} comes before Verify")
     if weights.state is WeightsState.INITIAL:
         if command.version == 0 and command.digest is None:
             return None
         return _out_of_order(state, "the weights are those of model.path: they can only be version 0, without digest")
     if weights.state in (WeightsState.LOADED, WeightsState.VERIFIED):
-        if _holds(weights, command.version, command.digest):
+        if holds(weights, command.version, command.digest):
             return None
-        return _out_of_order(state, f"{_tell(weights)} is held, not version {command.version} with {command.digest}")
+        return _out_of_order(state, f"{tell(weights)} is held, not version {command.version} with {command.digest}")
     return _out_of_order(state, f"the weights are {weights.state}: Prepare, Close, Arm and Transfer come before Verify")
-
-
-def _holds(weights: Weights, version: int, digest: str | None) -> bool:
-    """Whether these are the weights meant. Without a digest only model.path itself, as version 0, can be meant."""
-    if weights.version != version:
-        return False
-    return weights.digest == digest or (digest is None and version == 0 and weights.source == INITIAL_SOURCE)
-
-
-def _tell(weights: Weights) -> str:
-    return f"{weights.state} version {weights.version} with digest {weights.digest}"
 
 
 @_obey.register
@@ -317,14 +311,14 @@ def _open(command: Open, state: GuardState, now: float, in_flight: int) -> Decis
     weights = state.weights
     if state.running is not None and not (state.gate is Gate.OPEN and state.running.name is OperationName.PREPARE):
         return _busy(state, state.running)
-    if weights.state is not WeightsState.VERIFIED or not _holds(weights, command.version, command.digest):
-        message = f"{_tell(weights)} is held: verify version {command.version} with digest {command.digest} first"
+    if weights.state is not WeightsState.VERIFIED or not holds(weights, command.version, command.digest):
+        message = f"{tell(weights)} is held: verify version {command.version} with digest {command.digest} first"
         return _refused(state, RefusalReason.NOT_VERIFIED, message)
     if state.gate is Gate.OPEN:
         return Decision(state)
     if not state.alive or state.draining:
         return _out_of_order(state, f"the engine is {state.closed_reason}: it can never be opened again")
-    if state.paused:
+    if state.paused:  # also while anything sleeps: Wake, too, comes before Verify then
         return _out_of_order(state, "the scheduler is paused: Verify comes before Open")
     return Decision(opened(replace(state, staged=None, staged_source=None)), (ReleaseStaged(),))
 
@@ -356,7 +350,7 @@ def _cancel(command: Cancel, state: GuardState, now: float, in_flight: int) -> D
     if new.staged is not None:
         effects = (*effects, ReleaseStaged())
     new = replace(new, staged=None, staged_source=None, push=None, armed=False, quiesced_epoch=0)
-    if new.gate is Gate.OPEN or not (new.reopens or new.paused or effects):
+    if new.gate is Gate.OPEN or new.asleep or not (new.reopens or new.paused or effects):
         return Decision(new, effects)
     return reopen(new, effects, now)
 
@@ -365,3 +359,18 @@ def reopen(state: GuardState, effects: tuple[Effect, ...], now: float) -> Decisi
     """Resume what is paused and open what was open."""
     decision = _start(state, OperationName.REOPEN, state.weights.version or 0, now, None)
     return replace(decision, effects=effects + decision.effects)
+
+
+@_obey.register
+def _sleep(command: Sleep, state: GuardState, now: float, in_flight: int) -> Decision:
+    why = sleep_obstacle(state, command, in_flight)
+    return _move_memory(command, state, now, done=fell_asleep(state, command), why=why)
+
+
+@_obey.register
+def _wake(command: Wake, state: GuardState, now: float, in_flight: int) -> Decision:
+    return _move_memory(command, state, now, done=is_awake(state, command), why=wake_obstacle(state, command))
+
+
+def _move_memory(command: Sleep | Wake, state: GuardState, now: float, *, done: bool, why: str) -> Decision:
+    return _begin(state, command, now, done=done, obstacle=lambda: _out_of_order(state, why) if why else None)

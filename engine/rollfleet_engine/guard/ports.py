@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 
@@ -99,6 +100,17 @@ class EngineAdapter(Protocol):
 
     async def push_finish(self, digest: str | None, version: int, deadline_s: float) -> Received:
         """Fourth phase: all workers have all tensors, every layer is whole, and the digests are one and `digest`."""
+        ...
+
+    async def sleep(self, level: int, deadline_s: float) -> None:
+        """Give memory back on every rank. The scheduler is paused, and nothing is in it.
+
+        Raises EngineError(SLEEP_FAILED), with touched=False where nothing was done.
+        """
+        ...
+
+    async def wake(self, tags: tuple[Tag, ...], deadline_s: float) -> None:
+        """Take memory again for these tags, which sleep. The scheduler is paused afterwards, as it was before."""
         ...
 
     async def recover(self, deadline_s: float) -> None:

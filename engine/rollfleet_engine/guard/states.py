@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 
 from rollfleet_protocol.commands import CheckpointSource, Command, Push
 from rollfleet_protocol.refusals import ClosedReason, RefusalReason
+from rollfleet_protocol.sleep import Sleeping, Tag
 from rollfleet_protocol.state import (
     EngineState,
     Facts,
@@ -20,7 +21,11 @@ from rollfleet_protocol.state import (
 )
 
 INITIAL_SOURCE = "model"
+AWAKE = Sleeping()
 INITIAL_WEIGHTS = Weights(state=WeightsState.INITIAL, source=INITIAL_SOURCE)
+
+
+_TOUCHED = frozenset({WeightsState.UPDATING, WeightsState.LOADED, WeightsState.UNCERTAIN, WeightsState.ABSENT})
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class GuardState:
     member: bool = False  # of the serving set: was opened, and nothing is wrong since
     armed: bool = False
     paused: bool = False
+    sleep: Sleeping = AWAKE
     quiesced_epoch: int = 0  # epoch whose Close ended well and whose pause still holds; 0 for none
     reopens: bool = False  # was open before the gate closed, and the weights are untouched since
     silence_s: float | None = None  # None: the operator's silence reopens nothing
@@ -81,7 +87,12 @@ class GuardState:
     @property
     def touched(self) -> bool:
         """Whether the weights that were served may be gone or are no longer the ones that are held."""
-        return self.weights.state in (WeightsState.UPDATING, WeightsState.LOADED, WeightsState.UNCERTAIN)
+        return self.weights.state in _TOUCHED
+
+    @property
+    def asleep(self) -> tuple[Tag, ...]:
+        """What sleeps."""
+        return tuple(tag for tag in Tag if self.sleep.level and tag not in self.sleep.awake)
 
     @property
     def closed_reason(self) -> ClosedReason:
@@ -92,6 +103,10 @@ class GuardState:
             return ClosedReason.DRAINING
         if self.weights.state is WeightsState.UNCERTAIN:
             return ClosedReason.UNCERTAIN
+        if Tag.WEIGHTS not in self.asleep and self.weights.state is WeightsState.ABSENT:
+            return ClosedReason.WEIGHTS_ABSENT
+        if self.asleep:
+            return ClosedReason.ASLEEP
         return ClosedReason.UPDATING if self.opened_before else ClosedReason.STARTING
 
     def told(self) -> "GuardState":
@@ -117,6 +132,20 @@ class Paused:
 @dataclass(frozen=True)
 class Resumed:
     """The scheduler runs again."""
+
+
+@dataclass(frozen=True)
+class Slept:
+    """The engine sleeps, and nothing of it is awake."""
+
+    level: int
+
+
+@dataclass(frozen=True)
+class Woken:
+    """These tags are awake again; the scheduler is still paused."""
+
+    tags: tuple[Tag, ...]
 
 
 @dataclass(frozen=True)
@@ -161,7 +190,21 @@ class DrainBegan:
     """The pod is being deleted."""
 
 
-Event = Command | Heard | Tick | Paused | Resumed | Progressed | Touching | Ended | Failed | EngineDied | DrainBegan
+Event = (
+    Command
+    | Heard
+    | Tick
+    | Paused
+    | Resumed
+    | Slept
+    | Woken
+    | Progressed
+    | Touching
+    | Ended
+    | Failed
+    | EngineDied
+    | DrainBegan
+)
 
 
 @dataclass(frozen=True)
@@ -222,6 +265,7 @@ def to_wire(state: GuardState, facts: Facts, in_flight: int, now: float) -> Engi
         ready=state.member and state.alive and not state.draining,
         armed=state.armed,
         paused=state.paused,
+        sleep=state.sleep,
         epoch=state.epoch,
         weights=state.weights,
         in_flight=in_flight,

@@ -22,6 +22,7 @@ from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import CheckpointReader, CheckpointUpdate
 from rollfleet_kernels.digest import TensorDigest, lanes_reference
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
+from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 RELEASE = "0.27.1"
@@ -47,7 +48,7 @@ class SimulatorAdapter:
             model=self._model,
             world_size=self._core.workers,
             data_parallel_size=self._core.ranks,
-            capabilities=capabilities(),
+            capabilities=capabilities(sleeps=True),
         )
 
     def alive(self) -> bool:
@@ -187,6 +188,19 @@ class SimulatorAdapter:
             raise EngineError(FailureReason.DIGEST_MISMATCH, message)
         self._core.require_alive()
         self._core.weights = weights
+
+    async def sleep(self, level: int, deadline_s: float) -> None:
+        """All ranks at once."""
+        with _calling("sleep", FailureReason.SLEEP_FAILED, touched=True):
+            self._core.sleep(level)
+            await self._take_time("sleep", deadline_s)
+
+    async def wake(self, tags: tuple[Tag, ...], deadline_s: float) -> None:
+        """Paused again at once, as with vLLM."""
+        with _calling("wake_up", FailureReason.SLEEP_FAILED, touched=True):
+            self._core.wake_up(tuple(tag.value for tag in tags))
+            self._core.pause()
+            await self._take_time("wake_up", deadline_s)
 
     async def recover(self, deadline_s: float) -> None:
         """Nothing of a failed apply stays: the next one starts anew anyway. Ranks leave the group of a failed push."""

@@ -93,6 +93,7 @@ class Core:
         self.counters = tuple(Counters() for _ in range(ranks))  # of every data-parallel rank
         self._next_rank = itertools.cycle(range(ranks))
         self.paused = False
+        self.asleep: frozenset[str] = frozenset()  # tags
         self._seconds_per_token = seconds_per_token
         self._alive = alive
         self._running: set[Generation] = set()
@@ -241,6 +242,22 @@ class Core:
         self.require_alive()
         self.paused = False
         self.stir()
+
+    def sleep(self, level: int) -> None:
+        """As vLLM: paused, caches dropped, at level 2 the weights too; who sleeps already goes on sleeping."""
+        self.pause("abort")
+        self.reset_prefix_cache()
+        if not self.asleep:
+            self.asleep = frozenset({"weights", "kv_cache"})
+            if level > 1:
+                self.weights = HeldWeights(self.weights.tensors, "dropped in its sleep")
+
+    def wake_up(self, tags: tuple[str, ...]) -> None:
+        """As vLLM 0.27.1: the last tag resumes the scheduler."""
+        self.require_alive()
+        self.asleep -= set(tags)
+        if not self.asleep:
+            self.resume()
 
     def stir(self) -> None:
         """Let every request look again at what it waits for."""

@@ -12,6 +12,7 @@ from typing import Any
 import vllm
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from rollfleet_engine.guard.adapting import capabilities, guard_version, timed
@@ -21,6 +22,7 @@ from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import PUSH_TYPE, SOURCE_TYPE, CheckpointUpdate
 from rollfleet_kernels.digest import warm_up
 from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 WORKERS_LEAD_S = 2.0
@@ -65,8 +67,12 @@ class VllmAdapter:
             world_size=self._workers(),
             data_parallel_size=parallel.data_parallel_size,
             vocabulary=int(model.get_vocab_size()),
-            capabilities=capabilities(),
+            capabilities=capabilities(sleeps=self._sleeps()),
         )
+
+    def _sleeps(self) -> bool:
+        """On CPUs our worker extension does it, and vLLM refuses the flag."""
+        return bool(current_platform.is_cpu() or self._engine.vllm_config.model_config.enable_sleep_mode)
 
     def _workers(self) -> int:
         parallel = self._engine.vllm_config.parallel_config
@@ -250,6 +256,29 @@ class VllmAdapter:
                 raise EngineError(FailureReason(reason), _of_rank(report, message, len(reports)))
         return reports
 
+    async def sleep(self, level: int, deadline_s: float) -> None:
+        """By vLLM's own sleep on every rank's core, which drops the prefix cache too."""
+        if not self._sleeps():
+            message = "the engine was started without sleep mode: set spec.sleepMode of the RolloutEngine to Enabled"
+            raise EngineError(FailureReason.SLEEP_FAILED, message)
+        async with _moving("sleep", deadline_s):
+            await self._on_every_rank("sleep", level, "abort")
+        if self._engine.logger_manager is not None:
+            self._engine.logger_manager.record_sleep_state(1, level)
+
+    async def wake(self, tags: tuple[Tag, ...], deadline_s: float) -> None:
+        """By vLLM's own wake_up, which resumes the scheduler with the last tag: it is paused again at once.
+
+        Nothing is in it meanwhile: the gate is closed, and nothing was in flight when it fell asleep.
+        """
+        async with _moving("wake_up", deadline_s):
+            await self._on_every_rank("wake_up", [tag.value for tag in tags])
+            await self._on_every_rank("pause_scheduler", PauseMode.ABORT.value, False)
+            if not all(await self._on_every_rank("is_scheduler_paused")):
+                raise RuntimeError("the scheduler runs though it was paused again")
+        if self._engine.logger_manager is not None and Tag.KV_CACHE in tags:
+            self._engine.logger_manager.record_sleep_state(0, 0)
+
     async def recover(self, deadline_s: float) -> None:
         """Reset every worker, those that did not fail too."""
         async with _calling("worker reset", FailureReason.TRANSFER_FAILED, deadline_s):
@@ -305,6 +334,17 @@ def _require_finished(reports: list[dict[str, Any]], digest: str | None) -> None
 
 def _of_rank(report: dict[str, Any], message: str, workers: int) -> str:
     return message if workers == 1 else f"worker {report['rank']}: {message}"
+
+
+@asynccontextmanager
+async def _moving(what: str, deadline_s: float) -> AsyncIterator[None]:
+    """A call that gives memory back or takes it: when it fails, nobody knows what is still there."""
+    try:
+        async with _calling(what, FailureReason.SLEEP_FAILED, deadline_s):
+            yield
+    except EngineError as error:
+        error.touched = True
+        raise
 
 
 @asynccontextmanager

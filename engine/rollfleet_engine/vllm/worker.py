@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
+
+from vllm.platforms import current_platform
 
 from rollfleet_engine.vllm.plugin import register
 from rollfleet_engine.vllm.transfer_engine import RollfleetWeightTransferEngine
 
 register()
+if current_platform.is_cpu():
+    import_module("rollfleet_engine.vllm.cpu_sleep").install()
 
 
 class RollfleetWorkerExtension:

@@ -21,7 +21,10 @@ POD_NAME = re.compile(r"(?P<fleet>.+)-(?P<ordinal>[0-9]{1,9})-0-[a-z0-9]+")
 # Guards reopen by themselves only what was open, on untouched verified weights (closed reason Updating).
 NEVER_REOPENS = tuple(
     reason.value
-    for reason in (ClosedReason.STARTING, ClosedReason.UNCERTAIN, ClosedReason.DRAINING, ClosedReason.ENGINE_DEAD)
+    for reason in (
+        *(ClosedReason.STARTING, ClosedReason.UNCERTAIN, ClosedReason.DRAINING, ClosedReason.ENGINE_DEAD),
+        *(ClosedReason.ASLEEP, ClosedReason.WEIGHTS_ABSENT),
+    )
 )
 FIRST_EPOCH = 1  # a fleet's first verification; updates use higher ones
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -22,8 +23,11 @@ from rollfleet_engine.guard.states import (
     OperationRecord,
     Paused,
     Resumed,
+    Slept,
     Start,
     Tick,
+    Touching,
+    Woken,
 )
 from rollfleet_protocol.commands import (
     Arm,
@@ -32,9 +36,14 @@ from rollfleet_protocol.commands import (
     Command,
     Open,
     Prepare,
+    Push,
+    Sender,
+    Sleep,
     Transfer,
     Verify,
+    Wake,
 )
+from rollfleet_protocol.sleep import ALL_TAGS, Tag
 from rollfleet_protocol.state import (
     Failure,
     FailureReason,
@@ -50,6 +59,7 @@ ME, OTHER = "this", "another"
 SILENCE_S = 30.0
 TOKENS = (1, 2, 3)
 VERSIONS = st.sampled_from(["held", "held", "goal", "other"])
+PUSH = Push(sender=Sender(subject="grpo", uid="1"), backend="gloo", rank_offset=1, world_size=2, workers=1)
 MOSTLY = st.sampled_from([True, True, True, True, False])
 KINDS = st.sampled_from(sorted(COMMANDS))
 FAILURE = Failure(reason=FailureReason.TRANSFER_FAILED, message="told by the engine")
@@ -78,6 +88,7 @@ class World:
     resumes: int = 0
     resident: str | None = None  # digest of what the engine holds; None: the model as it was loaded
     touched: bool = False  # a transfer began, and no verification ended well since
+    asleep: frozenset[Tag] = frozenset()
     was_open: bool = False  # when the gate closed last
     armed_since_closed: bool = False
     tasks: list[Task] = field(default_factory=list)
@@ -105,7 +116,8 @@ class GuardMachine(RuleBasedStateMachine):
             if isinstance(effect, Start):
                 task = Task(effect.operation, self.steps(effect.operation))
                 self.world.tasks.append(task)
-                if effect.operation.name is OperationName.TRANSFER:
+                command = effect.operation.command
+                if isinstance(command, Transfer) and command.push is None:
                     self.world.touched = True
             if isinstance(effect, CancelOperation):
                 for task in self.world.tasks:
@@ -144,7 +156,26 @@ class GuardMachine(RuleBasedStateMachine):
             yield Paused()
             self.in_flight = 0
             yield Ended(operation.id)
+        elif isinstance(command, Sleep):
+            assert self.world.paused
+            assert not self.world.asleep, "it sleeps already"
+            self.world.asleep = frozenset(Tag)
+            self.world.touched = True
+            self.world.resident = "dropped" if command.level == 2 else self.world.resident
+            yield Slept(command.level)
+            yield Ended(operation.id)
+        elif isinstance(command, Wake):
+            tags = tuple(tag for tag in self.state.asleep if tag in command.tags)
+            assert set(tags) <= self.world.asleep
+            self.world.asleep -= set(tags)
+            assert Tag.KV_CACHE in self.world.asleep or self.world.resident != "dropped", "no KV cache for no weights"
+            yield Woken(tags)
+            yield Ended(operation.id)
         elif isinstance(command, Transfer):
+            assert Tag.WEIGHTS not in self.world.asleep, "weights that sleep cannot be loaded"
+            if command.push is not None:
+                self.world.touched = True
+                yield Touching(operation.id)
             self.world.resident = command.digest
             yield Ended(
                 operation.id,
@@ -162,6 +193,7 @@ class GuardMachine(RuleBasedStateMachine):
         else:
             if self.state.paused:
                 assert self.world.paused, "resumed what was not paused"
+                assert not self.world.asleep, "resumed what sleeps"
                 self.world.paused = False
                 self.world.resumes += 1
                 yield Resumed()
@@ -183,6 +215,9 @@ class GuardMachine(RuleBasedStateMachine):
             "probe_tokens": TOKENS,
             "deadline_seconds": 9,
             "operator_silence_seconds": SILENCE_S,
+            "level": 1 + version % 2,
+            "tags": (ALL_TAGS, (Tag.WEIGHTS,), (Tag.KV_CACHE,))[(version + epoch) % 3],
+            "push": PUSH if version == 2 else None,
         }
         if kind in ("verify", "open"):
             values["digest"] = digest
@@ -204,6 +239,17 @@ class GuardMachine(RuleBasedStateMachine):
         command = self.command(kind, max(1, self.state.epoch + ahead), ME, number, digest)
         self.apply(command)
         self.starts_nothing_again(command)
+
+    @rule(level=st.sampled_from([1, 2]), tags=st.sampled_from([ALL_TAGS, (Tag.WEIGHTS,), (Tag.KV_CACHE,)]))
+    def puts_to_sleep_or_wakes(self, level: Literal[1, 2], tags: tuple[Tag, ...]) -> None:
+        if self.current() is not None:
+            return
+        epoch = max(1, self.state.epoch)
+        if self.state.asleep:
+            self.apply(Wake(incarnation=ME, epoch=epoch, tags=tags, deadline_seconds=9))
+        else:
+            self.apply(Sleep(incarnation=ME, epoch=epoch, level=level, deadline_seconds=9))
+        self.finish_one()
 
     @rule(kind=st.sampled_from(["open", "cancel", "cancel", "close"]))
     def commands_what_moves_the_gate(self, kind: str) -> None:
@@ -245,6 +291,8 @@ class GuardMachine(RuleBasedStateMachine):
 
     def next_kind(self) -> str:
         state, weights = self.state, self.state.weights
+        if state.asleep and not (Tag.WEIGHTS not in state.asleep and weights.state is WeightsState.ABSENT):
+            return "wake"
         if weights.state in (WeightsState.LOADED, WeightsState.INITIAL):
             return "verify"
         arrived = weights.state is WeightsState.VERIFIED and (weights.version == self.goal or not state.opened_before)
@@ -345,6 +393,8 @@ class GuardMachine(RuleBasedStateMachine):
             assert state.weights.digest == self.world.resident
             assert not state.paused
             assert not self.world.paused
+            assert not state.asleep
+            assert not self.world.asleep
             assert state.alive
             assert not state.draining
             assert not state.armed
@@ -372,6 +422,8 @@ class GuardMachine(RuleBasedStateMachine):
             return
         if not state.alive or state.draining or state.weights.state is not WeightsState.VERIFIED:
             return
+        if state.running is not None and state.running.name in (OperationName.SLEEP, OperationName.WAKE):
+            return  # silence waits for its end
         later = self.now + 10 * SILENCE_S
         ticked = decide(state, Tick(), later, 0).state
         reopening = ticked.running
