@@ -111,6 +111,10 @@ FAILED = {  # an update, or what holds it up
     ),
     "PauseFailed": Remedy("vLLM refused to pause", "read the engine's log"),
     "TransferFailed": Remedy("vLLM refused to load the weights", "read the engine's log"),
+    "SleepFailed": Remedy(
+        "an engine could not give its memory back or take it again",
+        "read the engine's log: is spec.sleepMode Enabled, and does whoever shares the devices leave enough memory?",
+    ),
     "CacheResetFailed": Remedy("vLLM could not drop its caches", "read the engine's log"),
     "DeadlineExceeded": Remedy(
         "a phase took longer than its deadline and nobody said why",

@@ -160,7 +160,7 @@ class GuardMachine(RuleBasedStateMachine):
             assert self.world.paused
             assert not self.world.asleep, "it sleeps already"
             self.world.asleep = frozenset(Tag)
-            self.world.touched = True
+            self.world.touched, self.world.was_open = True, False  # only the operator opens who has slept
             self.world.resident = "dropped" if command.level == 2 else self.world.resident
             yield Slept(command.level)
             yield Ended(operation.id)
@@ -359,6 +359,10 @@ class GuardMachine(RuleBasedStateMachine):
         self.world.tasks.pop(0)
         if task.operation.name is OperationName.TRANSFER and touched:
             self.world.resident = "some of it"
+        if task.operation.name in (OperationName.SLEEP, OperationName.WAKE) and touched:
+            self.world.touched, self.world.was_open = True, False
+            if task.operation.name is OperationName.SLEEP:
+                self.world.asleep = frozenset(Tag)  # as far as anybody knows
         self.apply(Failed(task.operation.id, FAILURE, touched))
         if task.operation.name is OperationName.VERIFY:
             self.world.was_open = False  # what failed the probe leaves the serving set: silence opens nothing

@@ -97,6 +97,8 @@ def test_the_time_that_a_gate_is_closed() -> None:
         ClosedReason.STARTING: 5.0,
         ClosedReason.UPDATING: 1.0,
         ClosedReason.UNCERTAIN: 4.0,
+        ClosedReason.ASLEEP: 0.0,
+        ClosedReason.WEIGHTS_ABSENT: 0.0,
         ClosedReason.DRAINING: 0.0,
         ClosedReason.ENGINE_DEAD: 0.0,
     }
