@@ -191,7 +191,7 @@ def _host_memory(config: EngineConfig, facts: Facts) -> Iterator[Problem]:
     limit, wanted = facts.memory.limit, sleeping_bytes(config, facts)
     if limit is not None and limit < wanted:
         yield Problem(
-            cause=f"host memory is {limit / GIB:.1f} GiB; sleep level 1, the level of a caller who names none, moves the "
+            cause=f"host memory is {limit / GIB:.1f} GiB; sleep level 1, which callers get by default, moves the "
             f"weights there, at least {wanted / GIB:.1f} GiB, and the kernel would kill the engine",
             remedy=f"raise spec.resources.limits.memory well above {wanted / GIB:.0f} GiB, or take larger nodes",
         )

@@ -18,6 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rollfleet_engine.guard.adapting import capabilities, guard_version, timed
 from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
+from rollfleet_engine.vllm.release import told
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import PUSH_TYPE, SOURCE_TYPE, CheckpointUpdate
 from rollfleet_kernels.digest import warm_up
@@ -62,7 +63,7 @@ class VllmAdapter:
         return Facts(
             guard_version=guard_version(),
             engine="vllm",
-            engine_version=vllm.__version__,
+            engine_version=told(vllm.__version__),
             model=model.model,
             world_size=self._workers(),
             data_parallel_size=parallel.data_parallel_size,
