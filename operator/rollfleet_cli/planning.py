@@ -26,6 +26,8 @@ from rollfleet_operator.core.actions import (
     StopPod,
 )
 from rollfleet_operator.core.objects.common import content_of, says
+from rollfleet_operator.core.objects.network_policy import KIND as NETWORK_POLICY
+from rollfleet_operator.core.objects.network_policy import NAMESPACE_LABEL, network_policy_name
 from rollfleet_operator.core.objects.router import router_name
 from rollfleet_operator.core.observed import GuardView, NodeView, Observed, Settings
 from rollfleet_operator.core.plan import plan
@@ -160,8 +162,20 @@ def _settings(seen: Seen) -> tuple[Settings, tuple[str, ...]]:
         operator_uid=uid,
         router_image=containers[0].get("image", ""),
         host_path_allowed=allowed,
+        **_network_policy(seen),
     )
     return settings, tuple(assumed)
+
+
+def _network_policy(seen: Seen) -> dict[str, Any]:
+    """Which pods the operator told the fleet's NetworkPolicy to let in; nothing where there is none."""
+    policy = seen.children.get(f"{NETWORK_POLICY}/{network_policy_name(seen.fleet.metadata.name)}")
+    try:
+        peer = policy["spec"]["ingress"][0]["from"][0] if policy else {}
+        namespace = peer["namespaceSelector"]["matchLabels"][NAMESPACE_LABEL]
+        return {"operator_namespace": namespace, "operator_pods": tuple(peer["podSelector"]["matchLabels"].items())}
+    except (KeyError, IndexError):  # none, or somebody has changed it: it is shown as one that will be deleted
+        return {}
 
 
 def _applied(observed: Observed, seen: Seen) -> dict[str, Any]:

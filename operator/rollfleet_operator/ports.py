@@ -40,12 +40,20 @@ SERVICE_ACCOUNTS = Resource("v1", "ServiceAccount", "serviceaccounts")
 ROLES = Resource("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 NODES = Resource("v1", "Node", "nodes")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DEPLOYMENTS = Resource("apps/v1", "Deployment", "deployments")
 LEASES = Resource("coordination.k8s.io/v1", "Lease", "leases")
 EVENTS = Resource("events.k8s.io/v1", "Event", "events")
 ACCESS_REVIEWS = Resource("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews")
 
-CHILDREN = (SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, DEPLOYMENTS)  # what decisions apply, besides pods
+CHILDREN = (
+    SERVICES,
+    SERVICE_ACCOUNTS,
+    ROLES,
+    ROLE_BINDINGS,
+    DEPLOYMENTS,
+    NETWORK_POLICIES,
+)  # what decisions apply, besides pods
 
 
 def child_resource(api_version: str, kind: str) -> Resource:

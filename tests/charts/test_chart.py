@@ -52,6 +52,7 @@ MATRIX: tuple[tuple[Object, ...], ...] = (
             "image": {"digest": f"sha256:{'a' * 64}", "pullPolicy": "Never"},
             "imagePullSecrets": [{"name": "registry"}],
             "hostPathVolumes": {"allowed": True},
+            "networkPolicy": {"enabled": False},
             "operatorName": "canary",
             "logLevel": "debug",
             "serviceAccount": {"keep": False, "annotations": {"a": "b"}},

@@ -21,7 +21,8 @@ WATCHED_BY_KOPF = {("watch", resource.plural) for resource in (ROLLOUT_ENGINES, 
 # What this test gives no reason to do: objects are read one by one after a clash only, and children other than pods are
 # deleted by the garbage collector unless the fleet wants them no more.
 UNUSED_HERE = {("get", kind) for kind in ("pods", "weightversions", "nodes")} | {
-    ("delete", kind) for kind in ("services", "serviceaccounts", "roles", "rolebindings", "deployments")
+    ("delete", kind)
+    for kind in ("services", "serviceaccounts", "roles", "rolebindings", "deployments", "networkpolicies")
 }
 REQUEST = re.compile(r'rollfleet_kubernetes_request_seconds_count\{outcome="(\w+)",resource="([\w/]+)",verb="(\w+)"\}')
 
@@ -31,6 +32,7 @@ async def rights(world: World) -> AsyncIterator[list[dict[str, Any]]]:
     """Those of the chart, for the namespace; the operator is to run with them. Cluster-wide ones go at the end."""
     world.operator.service_account = f"{world.namespace}-operator"
     world.operator.arguments = (*world.operator.arguments, "--lease", world.operator.service_account)
+    world.operator.arguments = (*world.operator.arguments, "--operator-pod", "app.kubernetes.io/name=rollfleet")
     documents = chart_rights(world.namespace)
     yield documents
     for document in documents:

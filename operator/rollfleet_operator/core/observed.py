@@ -122,6 +122,8 @@ class Settings:
     operator_uid: str
     router_image: str
     host_path_allowed: bool
+    operator_namespace: str = ""
+    operator_pods: tuple[tuple[str, str], ...] = ()  # labels; none: engines get no NetworkPolicy
     probe_tokens: tuple[int, ...] = (1, 2, 3, 5, 7, 11)
     probe_tolerance: float = 1e-3
     operator_silence_s: float = 30.0

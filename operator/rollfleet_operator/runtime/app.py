@@ -274,6 +274,8 @@ async def _settings(cluster: Cluster, options: Options) -> Settings:
         operator_uid=account["metadata"]["uid"],
         router_image=options.router_image,
         host_path_allowed=options.allow_host_path,
+        operator_namespace=options.operator_namespace,
+        operator_pods=options.operator_pods,
     )
 
 

@@ -32,6 +32,7 @@ class Options:
     name: str = ""
     lease: str = ""  # of the election among replicas; empty: this process is the only one
     identity: str = ""  # in it
+    operator_pods: tuple[tuple[str, str], ...] = ()  # labels of our own pods; none: no NetworkPolicies are made
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
@@ -59,6 +60,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         resync_s=given.resync_seconds,
         name=given.operator_name,
         lease=given.lease,
+        operator_pods=tuple(sorted(dict(given.operator_pod or ()).items())),
         identity=given.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}",
     )
 
@@ -104,5 +106,17 @@ def _parser() -> argparse.ArgumentParser:
         help="how the Lease names this process; one that is started again under the same identity need not wait, so it "
         "must be nobody else's (default: $POD_UID, else one made up)",
     )  # fmt: skip
+    parser.add_argument(
+        "--operator-pod", action="append", type=_label, metavar="LABEL=VALUE",
+        help="a label of this operator's own pods; may be repeated. With it each fleet gets a NetworkPolicy that lets "
+        "only pods with all of these labels, in the operator's namespace, reach the control port of its engines",
+    )  # fmt: skip
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not LABEL=VALUE")
+    return key, value

@@ -9,17 +9,14 @@ from rollfleet_operator.clients.certificates import CA_SECRET
 from rollfleet_operator.clients.errors import NotFound
 from rollfleet_operator.ports import (
     ACCESS_REVIEWS,
-    DEPLOYMENTS,
+    CHILDREN,
     EVENTS,
     LEASES,
     NODES,
     PODS,
-    ROLE_BINDINGS,
-    ROLES,
     ROLLOUT_ENGINES,
     SECRETS,
     SERVICE_ACCOUNTS,
-    SERVICES,
     WEIGHT_VERSIONS,
     Cluster,
     Resource,
@@ -59,7 +56,7 @@ NEEDED = (
     Need(PODS, (*WATCHED, "create", "patch", "delete")),
     Need(SECRETS, ("get", "create", "patch")),  # the fleets' certificates
     Need(EVENTS, ("create",)),
-    *(Need(child, APPLIED) for child in (SERVICES, SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, DEPLOYMENTS)),
+    *(Need(child, APPLIED) for child in CHILDREN),
 )
 
 

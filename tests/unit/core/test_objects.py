@@ -31,7 +31,8 @@ from rollfleet_operator.api.rolloutengine import (
 )
 from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.core.actions import ApplyObject, DeleteObject
-from rollfleet_operator.core.objects.common import content_hash
+from rollfleet_operator.core.objects.common import content_hash, key_of
+from rollfleet_operator.core.objects.network_policy import build_network_policy
 from rollfleet_operator.core.objects.pod import build_pod, engine_config, template_hash
 from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
@@ -47,6 +48,7 @@ from rollfleet_protocol.launch_settings import FleetMode, LogprobsMode, TokenEnd
 from tests.support.builders import make_claim, make_fleet, make_observed, make_settings
 
 SETTINGS = make_settings()
+LOCKED = make_settings(operator_namespace="rollfleet-system", operator_pods=(("app.kubernetes.io/name", "rollfleet"),))
 
 
 def pod(**spec: Any) -> dict[str, Any]:
@@ -65,7 +67,8 @@ def plain(env: list[dict[str, Any]]) -> dict[str, str]:
 
 def every_object() -> list[dict[str, Any]]:
     fleet = make_fleet()
-    return [pod(), build_headless(fleet), build_client(fleet), *build_router(fleet, SETTINGS)]
+    policy = build_network_policy(fleet, LOCKED)
+    return [pod(), build_headless(fleet), build_client(fleet), *build_router(fleet, SETTINGS), policy]
 
 
 @pytest.mark.parametrize("manifest", every_object(), ids=lambda manifest: manifest["kind"])
@@ -337,3 +340,43 @@ def test_the_launcher_is_told_every_word_about_the_launch() -> None:
         "additionalConfig": {"a": {"b": 1}},
         "compilationConfig": {"mode": 3},
     }.items() <= dumped.items()
+
+
+def admits(policy: dict[str, Any], port: int, protocol: str, namespace: str, of: dict[str, str]) -> bool:
+    """As a network that honours it reads an Ingress policy."""
+
+    def is_from(peer: dict[str, Any]) -> bool:
+        spaces, pods = peer["namespaceSelector"]["matchLabels"], peer["podSelector"]["matchLabels"]
+        return spaces.items() <= {"kubernetes.io/metadata.name": namespace}.items() and pods.items() <= of.items()
+
+    return any(
+        any(p["protocol"] == protocol and p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
+        and ("from" not in rule or any(is_from(peer) for peer in rule["from"]))
+        for rule in policy["spec"]["ingress"]
+    )
+
+
+def test_c14_only_the_operators_pods_reach_the_control_port_and_anybody_every_other() -> None:
+    policy = build_network_policy(make_fleet(), LOCKED)
+    labels = {"rollfleet.io/fleet": "qwen", "rollfleet.io/component": "engine"}
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert pod()["metadata"]["labels"].items() >= policy["spec"]["podSelector"]["matchLabels"].items()
+    operator = {"app.kubernetes.io/name": "rollfleet", "app.kubernetes.io/instance": "rollfleet"}
+    assert admits(policy, 8001, "TCP", "rollfleet-system", operator)
+    for namespace, of in (("rl", operator), ("rollfleet-system", {"app": "x"}), ("rl", labels)):
+        assert not admits(policy, 8001, "TCP", namespace, of)
+        for port in (1, 8000, 8002, 29500, 65535):
+            assert admits(policy, port, "TCP", namespace, of)
+        assert admits(policy, 8001, "UDP", namespace, of)
+
+
+def test_the_network_policy_is_there_while_the_operator_is_told_its_own_pods() -> None:
+    key = "NetworkPolicy/qwen-engines"
+    given = plan_children(make_observed(settings=LOCKED))
+    applied = [each for each in given if isinstance(each, ApplyObject) and key_of(each.manifest) == key]
+    assert len(applied) == 1
+    assert not [each for each in plan_children(make_observed()) if "NetworkPolicy" in str(each)]
+    gone = plan_children(make_observed(children={key: applied[0].content_hash}))
+    assert [each for each in gone if isinstance(each, DeleteObject)] == [
+        DeleteObject("networking.k8s.io/v1", "NetworkPolicy", "qwen-engines")
+    ]

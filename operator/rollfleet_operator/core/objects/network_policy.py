@@ -1,0 +1,47 @@
+"""Who may connect to engines: the control port takes only the operator's pods, every other port anybody.
+
+A second lock before the guard's own, where the cluster's network honours NetworkPolicies; where it does not, the object
+does nothing. Other ports stay open: clients come to 8000, and weights by ports that their back ends choose.
+"""
+
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.core.objects.common import (
+    COMPONENT_ENGINE,
+    CONTROL_PORT,
+    Manifest,
+    labels,
+    metadata,
+)
+from rollfleet_operator.core.observed import Settings
+
+KIND = "NetworkPolicy"
+LAST_PORT = 65535
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # every namespace has it since Kubernetes 1.22
+
+
+def network_policy_name(fleet: str) -> str:
+    """As the headless Service: what is about all engines."""
+    return f"{fleet}-engines"
+
+
+def build_network_policy(fleet: RolloutEngine, settings: Settings) -> Manifest:
+    """For all engines of the fleet. The operator's pods are told by namespace and labels."""
+    operator = {
+        "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}},
+        "podSelector": {"matchLabels": dict(settings.operator_pods)},
+    }
+    others = [
+        {"protocol": "TCP", "port": 1, "endPort": CONTROL_PORT - 1},
+        {"protocol": "TCP", "port": CONTROL_PORT + 1, "endPort": LAST_PORT},
+        {"protocol": "UDP", "port": 1, "endPort": LAST_PORT},
+    ]
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": KIND,
+        "metadata": metadata(fleet, network_policy_name(fleet.metadata.name), COMPONENT_ENGINE),
+        "spec": {
+            "podSelector": {"matchLabels": labels(fleet, COMPONENT_ENGINE)},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [operator], "ports": [{"protocol": "TCP", "port": CONTROL_PORT}]}, {"ports": others}],
+        },
+    }
