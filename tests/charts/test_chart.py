@@ -262,6 +262,17 @@ def test_the_operator_understands_its_arguments(
     assert options.kubeconfig is None
 
 
+@pytest.mark.parametrize("values", [{}, {"nameOverride": "fleets"}, {"podLabels": {"a": "b"}}])
+def test_network_policies_let_in_the_operators_own_pods(values: Object) -> None:
+    template = one(render(merged(IMAGE, values)), "Deployment")["spec"]["template"]
+    told = parse([*template["spec"]["containers"][0]["args"], "--operator-namespace=system", "--service-account=x"])
+    assert len(told.operator_pods) == 2
+    assert dict(told.operator_pods).items() <= template["metadata"]["labels"].items()
+    off = one(render(merged(IMAGE, values, {"networkPolicy": {"enabled": False}})), "Deployment")
+    arguments = off["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert not [each for each in arguments if "operator-pod" in each]
+
+
 def test_the_operators_pod_is_locked_down() -> None:
     """What the Pod Security Standard "restricted" asks for, and a read-only root."""
     deployment = one(render(IMAGE), "Deployment")["spec"]
