@@ -52,6 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--max-logprobs", type=int, default=20)
     for size in ("--data-parallel-size", "--tensor-parallel-size", "--pipeline-parallel-size"):
         parser.add_argument(size, type=int, default=1)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
@@ -80,7 +81,7 @@ async def _serve(
         arguments.data_parallel_size,
         arguments.tensor_parallel_size * arguments.pipeline_parallel_size,
     )
-    limits = Limits(arguments.served_model_name, _model_len(arguments))
+    limits = Limits(arguments.served_model_name, _model_len(arguments), arguments.max_logprobs)
     app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
     print_routes(app)
     step_s = float(os.environ.get(STEP_VARIABLE, "0"))

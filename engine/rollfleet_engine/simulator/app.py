@@ -66,6 +66,7 @@ class Simulator:
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions."""
         body = await read_body(request, CompletionBody)
+        self._settings.limits.check_logprobs(body.logprobs)
         prompt = prompt_tokens(body)
         form = Completion(self._settings.limits.served_name, body.logprobs, token_ids=body.return_token_ids)
         return await self._answer(request, body, prompt, body.max_tokens, form)
@@ -74,6 +75,7 @@ class Simulator:
         """POST /v1/chat/completions."""
         body = await read_body(request, ChatBody)
         top = body.top_logprobs if body.logprobs else None
+        self._settings.limits.check_logprobs(top)
         form = Chat(self._settings.limits.served_name, top, token_ids=body.return_token_ids)
         return await self._answer(request, body, chat_tokens(body), body.max_completion_tokens or body.max_tokens, form)
 

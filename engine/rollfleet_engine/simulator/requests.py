@@ -47,7 +47,7 @@ class CompletionBody(GenerateBody):
 
     prompt: str | list[TokenId] | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 16  # OpenAI's default, and vLLM's
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Field(ge=0)] | None = None
 
 
 class ChatMessage(BaseModel):
@@ -64,7 +64,7 @@ class ChatBody(GenerateBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    top_logprobs: Annotated[int, Field(ge=0)] = 0
 
 
 class SamplingParams(BaseModel):
@@ -86,11 +86,19 @@ class Limits:
 
     served_name: str
     max_model_len: int
+    max_logprobs: int = 20  # -1: the whole vocabulary
 
     def check_model(self, name: str | None) -> None:
         """The model's name may be left out."""
         if name is not None and name != self.served_name:
             raise RequestError(404, f"The model `{name}` does not exist.", "NotFoundError", "model")
+
+    def check_logprobs(self, wanted: int | None) -> None:
+        """How many are told for each token."""
+        most = VOCABULARY if self.max_logprobs < 0 else self.max_logprobs
+        if wanted is not None and wanted > most:
+            message = f"Requested sample logprobs of {wanted}, which is greater than max allowed: {most}"
+            raise RequestError(400, message, param="logprobs")
 
     def check_length(self, prompt: int, wanted: int | None) -> int:
         """How many tokens may be generated."""
