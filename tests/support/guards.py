@@ -61,7 +61,7 @@ OPERATOR_TOKEN = f"{OPERATOR.subject}/{OPERATOR.uid}"
 class Guarded:
     """A guard with an engine in memory, and short ways to drive it."""
 
-    def __init__(self, hold: Hold | None = None, engine: "MemoryEngine | None" = None) -> None:
+    def __init__(self, hold: Hold | None = None, engine: "MemoryEngine | None" = None, backend: str = "") -> None:
         self.engine = engine or MemoryEngine()
         self.app = MemoryApp(self.engine)
         self.stager = MemoryStager()
@@ -69,7 +69,7 @@ class Guarded:
         self.stream = io.StringIO()
         self.log = GuardLog({}, self.stream)
         self.waiting = WaitingRoom(self.turnstile, hold)
-        self.service = GuardService(self.engine, self.stager, self.turnstile, self.log, self.waiting)
+        self.service = GuardService(self.engine, self.stager, self.turnstile, self.log, self.waiting, backend=backend)
         self.serving = Serving(self.app, self.turnstile, self.service, self.waiting)
 
     def lines(self, event: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rollfleet_engine.weights.backends.registry import usable_names
 from rollfleet_protocol.commands import PauseMode
+from rollfleet_protocol.state import Facts
 
 
 @cache
@@ -20,6 +21,14 @@ def capabilities(*, sleeps: bool) -> tuple[str, ...]:
         *(("sleep/1", "sleep/2") if sleeps else ()),
         *("verify/Digest", "verify/Coverage", "verify/Logprobs"),
     )
+
+
+def with_backend(facts: Facts, backend: str) -> Facts:
+    """Of several backends only the one that the spec names (spec.weightTransfer.backend); all where it names none."""
+    others = {each for each in facts.capabilities if each.startswith("backend/")} - {f"backend/{backend}"}
+    if not backend:
+        return facts
+    return facts.model_copy(update={"capabilities": tuple(each for each in facts.capabilities if each not in others)})
 
 
 def guard_version() -> str:

@@ -80,7 +80,10 @@ class GuardedApp:
             config, turnstile = self._config, Turnstile()
             waiting = WaitingRoom(turnstile, config.hold)
             stager = self._stager or CheckpointStager(config)
-            service = GuardService(self._adapter_of(scope), stager, turnstile, self._log, waiting, config.pod_uid)
+            backend = "" if config.weight_transfer is None else config.weight_transfer.backend.value
+            service = GuardService(
+                self._adapter_of(scope), stager, turnstile, self._log, waiting, config.pod_uid, backend
+            )
             verifier = self._verifier or ServiceAccountVerifier(config.audience, config.tokens)
             app = ControlApp(service, verifier, config.operator, self._log)
             control: AsgiApp = app

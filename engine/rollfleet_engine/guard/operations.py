@@ -71,8 +71,10 @@ class Operations:
         state: Callable[[], GuardState],
         report: Callable[[Event], None],
         require_no_crash: Callable[[asyncio.Task[None]], None],
+        backend: str = "",
     ) -> None:
         self._adapter = adapter
+        self._backend = backend  # the one that pushes may come by; empty: any
         self._stager = stager
         self._turnstile = turnstile
         self._log = log
@@ -246,6 +248,9 @@ class Operations:
     async def _take_push(
         self, operation: OperationRecord, command: Transfer, push: Push, deadline: Deadline
     ) -> Transferred:
+        if self._backend and push.backend != self._backend:
+            message = f"the push comes by {push.backend}, and spec.weightTransfer.backend is {self._backend}"
+            raise EngineError(FailureReason.TRANSFER_FAILED, message)
         workers = self._adapter.facts().world_size
         if workers != push.workers:
             message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"

@@ -5,6 +5,7 @@ import time
 import uuid
 from contextlib import suppress
 
+from rollfleet_engine.guard.adapting import with_backend
 from rollfleet_engine.guard.checkpoints import Stager
 from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.log import GuardLog
@@ -68,17 +69,18 @@ class GuardService:
         log: GuardLog,
         waiting: WaitingRoom | None = None,
         pod_uid: str = "",
+        backend: str = "",
     ) -> None:
         self._pod_uid = pod_uid
         self._adapter = adapter
-        self._facts = adapter.facts()
+        self._facts = with_backend(adapter.facts(), backend)
         self._turnstile = turnstile
         self._waiting = waiting or WaitingRoom(turnstile, None)
         self._log = log
         self.tallies = Tallies(time.monotonic())
         self._state = GuardState(incarnation=uuid.uuid4().hex)
         self._operations = Operations(
-            adapter, stager, turnstile, log, lambda: self._state, self._report, self._require_no_crash
+            adapter, stager, turnstile, log, lambda: self._state, self._report, self._require_no_crash, backend
         )
         self._probing = Probing(adapter, lambda: self._state)
         self._changed = asyncio.Event()

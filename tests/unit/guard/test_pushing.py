@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollfleet_engine.guard.adapting import with_backend
 from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.native import NativeRoutes
 from rollfleet_engine.guard.ports import EngineError
@@ -14,7 +15,7 @@ from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.commands import Push, Sender, Transfer
 from rollfleet_protocol.state import DigestSource, EngineState, FailureReason, Gate, OperationStatus, WeightsState
 from tests.support.guards import DEADLINE_S, Guarded
-from tests.support.memory_engine import digest_of, engine_error
+from tests.support.memory_engine import MemoryEngine, digest_of, engine_error
 
 GRPO = Caller("system:serviceaccount:rl:grpo", "grpo-uid")
 PUSH = Push(sender=Sender(subject=GRPO.subject, uid=GRPO.uid), backend="gloo", rank_offset=1, world_size=2, workers=1)
@@ -259,3 +260,31 @@ async def test_a_failed_push_is_recovered_from_before_the_next_begins(guarded: G
 async def test_a_transfer_names_what_was_staged_or_who_sends() -> None:
     with pytest.raises(ValueError, match="digest"):
         Transfer(incarnation="x", epoch=1, version=1, deadline_seconds=1)
+
+
+async def test_a_push_by_another_backend_than_the_spec_s_is_refused_untouched() -> None:
+    guarded = Guarded(backend="hccl")
+    try:
+        await guarded.serve_initial()
+        await guarded.close(2, 2)
+        await guarded.arm(2)
+        incarnation = guarded.service.incarnation
+        await guarded.service.command(
+            Transfer(incarnation=incarnation, epoch=2, version=2, push=PUSH, deadline_seconds=DEADLINE_S)
+        )
+        state = await guarded.ended()
+        assert state.operation is not None
+        assert state.operation.failure is not None
+        assert state.operation.failure.reason is FailureReason.TRANSFER_FAILED
+        message = f"the push comes by {PUSH.backend}, and spec.weightTransfer.backend is hccl"
+        assert message in state.operation.failure.message
+        assert state.weights.state is WeightsState.VERIFIED
+    finally:
+        await guarded.service.stop()
+
+
+def test_an_engine_offers_only_the_backend_that_its_spec_names() -> None:
+    facts = MemoryEngine().facts().model_copy(update={"capabilities": ("backend/gloo", "backend/shm", "pause/abort")})
+    assert with_backend(facts, "gloo").capabilities == ("backend/gloo", "pause/abort")
+    assert with_backend(facts, "hccl").capabilities == ("pause/abort",)
+    assert with_backend(facts, "") == facts
