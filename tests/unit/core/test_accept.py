@@ -1,10 +1,12 @@
 """What is accepted, and which WeightVersion is in charge. Messages name the field."""
 
+import re
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from rollfleet_operator.api.crd import ROLLOUT_ENGINE, build_schema
 from rollfleet_operator.api.launch import (
     EngineOptions,
     Features,
@@ -30,6 +32,7 @@ from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.api.weightversion import Source, SourceType
 from rollfleet_operator.core.accept import (
     MAX_SETTINGS_BYTES,
+    RESERVED_ENV,
     in_charge,
     judge_fleet,
     judge_orphan,
@@ -248,3 +251,15 @@ def test_holding_needs_its_bounds_and_rejecting_has_none() -> None:
         assert verdict.accepted is accepted
         if not accepted:
             assert "spec.router.whenClosed.hold" in verdict.message
+
+
+def test_the_crd_and_we_refuse_the_same_variables() -> None:
+    """What the operator, the image or the device plugin sets is nobody else's to set."""
+    spec = build_schema(ROLLOUT_ENGINE)["properties"]["spec"]["properties"]
+    name = spec["env"]["items"]["properties"]["name"]
+    refused = {word for rule in name["x-kubernetes-validations"] for word in re.findall(r"'([A-Z_]+)'", rule["rule"])}
+    assert refused == set(RESERVED_ENV)
+    for variable in RESERVED_ENV:
+        verdict = judge_fleet(make_fleet(env=(EnvVar(name=variable, value="0"),)), make_settings())
+        assert not verdict.accepted
+        assert variable in verdict.message
