@@ -12,12 +12,14 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from devtools import vllm_venv
 from rollfleet_protocol.refusals import SPANS_HEADER
 from rollfleet_protocol.state import Gate
 from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, catch_running, operation_of, wait_in_flight
 from tests.contract.conftest import run_engine
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site, until
+from tests.contract.trainer import Trainer
 from tests.support import damage
 
 RANKS = 2
@@ -70,6 +72,47 @@ def on(rank: int) -> dict[str, str]:
 
 def on_every_rank(client: Client, models: Models, tokens: int = LONG_ANSWER) -> list[Asking]:
     return [Asking(client, models.short_prompt, tokens, on(rank)) for rank in range(RANKS)]
+
+
+@pytest.fixture
+def trainer(wide: EngineProcess, site: Site, models: Models) -> Iterator[Trainer]:
+    if not vllm_venv.is_complete(vllm_venv.venv_path()):
+        pytest.skip("no torch for the trainer: `make vllm-venv`")
+    one = Trainer(wide, site, models)
+    yield one
+    one.close()
+
+
+def test_c17_a_push_reaches_every_rank_of_an_engine(
+    trainer: Trainer, operator: Operator, client: Client, models: Models
+):
+    """Ranks 1 and 2 of a group of three. gloo where the engine has torch."""
+    backend = "gloo" if "backend/gloo" in operator.state().facts.capabilities else "shm"
+    epoch, digest = operator.next_epoch(), models.digest(2)
+    trainer.arm(epoch, 2)
+    trainer.order(epoch, 2, backend, workers=RANKS, worldSize=1 + RANKS)
+    assert trainer.send(backend, 2, workers=RANKS) == {"digest": digest}
+    trainer.ended()
+    operator.verify(epoch, 2, digest)
+    operator.do("open", epoch, version=2, digest=digest)
+    for rank in range(RANKS):
+        answer = client.complete(models.short_prompt, models.longest_answer, headers=on(rank))
+        assert (answer.version, answer.text) == (2, models.answer(2, models.short_prompt))
+
+
+def test_c20_every_rank_sleeps_and_wakes(operator: Operator, client: Client, models: Models):
+    operator.update(1, "step-1")
+    epoch, digest = operator.next_epoch(), models.digest(1)
+    operator.close(epoch, 1)
+    operator.succeed("sleep", epoch, level=1, deadlineSeconds=60)
+    for tag in ("weights", "kv_cache"):
+        state = operator.succeed("wake", epoch, tags=[tag], deadlineSeconds=60)
+        assert state.paused
+    operator.verify(epoch, 1, digest)
+    operator.do("open", epoch, version=1, digest=digest)
+    for rank in range(RANKS):
+        answer = client.complete(models.short_prompt, models.longest_answer, headers=on(rank))
+        assert (answer.version, answer.text) == (1, models.answer(1, models.short_prompt))
 
 
 def test_all_workers_are_told(operator: Operator):

@@ -4,22 +4,19 @@ The trainer is a process of its own with torch. Of gloo the simulator needs torc
 interpreter of the vLLM environment here.
 """
 
-import json
-import subprocess
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from devtools import vllm_venv
-from rollfleet_protocol.state import DigestSource, EngineState, Gate, OperationStatus, WeightsState
-from tests.contract.client import STEP_TIMEOUT_S, Client, Operator, held, operation_of
+from rollfleet_protocol.state import DigestSource, Gate, OperationStatus, WeightsState
+from tests.contract.client import Client, held, operation_of
 from tests.contract.conftest import run_engine
 from tests.contract.models import Models
-from tests.contract.process import ROOT, EngineProcess, Kind, Site
+from tests.contract.process import EngineProcess, Kind, Site
+from tests.contract.trainer import SUBJECT, Trainer
 
-SUBJECT, UID = "system:serviceaccount:rl:grpo", "grpo-uid"
 NATIVE = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 BACKENDS = ("gloo", "shm")
 
@@ -33,97 +30,6 @@ def pushed(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
     python = str(venv / "bin" / "python")
     command = [python, "-m", "rollfleet_engine.launch"]
     yield from run_engine(kind, site, "pushed", models.folder(0), models, command=lambda _: command)
-
-
-class Trainer:
-    """Who sends: an operator's words to arm the engine, and a process that pushes."""
-
-    def __init__(self, engine: EngineProcess, site: Site, models: Models) -> None:
-        self.operator = Operator(engine, site)
-        self._engine, self._site, self._models = engine, site, models
-        self.token = self.operator.make_token(subject=SUBJECT, uid=UID)
-        self._process = subprocess.Popen(
-            [str(vllm_venv.venv_path() / "bin" / "python"), "-m", "tests.contract.pusher"],
-            cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def close(self) -> None:
-        """End the process: it ends with its input."""
-        self._process.communicate(timeout=30)
-        self.operator.close_client()
-
-    def arm(self, epoch: int, version: int) -> None:
-        """Closed, quiesced, armed."""
-        self.operator.close(epoch, version)
-        self.operator.do("arm", epoch)
-
-    def order(self, epoch: int, version: int, backend: str, **changes: Any) -> EngineState:
-        """The operator's Transfer: from here on the native routes are open to the trainer."""
-        fields = {"deadlineSeconds": changes.pop("deadlineSeconds", STEP_TIMEOUT_S)}
-        if "digest" in changes:
-            fields["digest"] = changes.pop("digest")
-        push = {"sender": {"subject": SUBJECT, "uid": UID}, "backend": backend, "rankOffset": 1, "worldSize": 2}
-        return self.operator.do("transfer", epoch, version=version, push=push | {"workers": 1} | changes, **fields)
-
-    def send(self, backend: str, version: int, **changes: Any) -> dict[str, Any]:
-        """The trainer's process; what it says of how it went."""
-        settings = {
-            "url": self._engine.control_url,
-            "token": self.token,
-            "ca": self._site.authority.pem.decode(),
-            "serverName": self._engine.config.fleet.control_server_name,
-            "rankOffset": 1,
-            "workers": 1,
-            "backend": backend,
-            "checkpoint": str(self._models.folder(version)),
-            "label": str(version),
-        } | changes
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(settings) + "\n")
-        self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return answer
-
-    def ended(self) -> EngineState:
-        """The state once the operation that runs has ended."""
-        state = self.operator.state()
-        while operation_of(state).status is OperationStatus.RUNNING:
-            state = self.operator.state(after=state.sequence, wait_s=30)
-        return state
-
-    def update(self, version: int, backend: str, **changes: Any) -> EngineState:
-        """A whole update, up to open."""
-        epoch = self.operator.next_epoch()
-        self.arm(epoch, version)
-        self.order(epoch, version, backend)
-        answer = self.send(backend, version, **changes)
-        state = self.ended()
-        assert operation_of(state).status is OperationStatus.SUCCEEDED, operation_of(state)
-        assert answer == {"digest": self._models.digest(version)}
-        digest = self._models.digest(version)
-        self.operator.verify(epoch, version, digest)
-        return self.operator.do("open", epoch, version=version, digest=digest)
-
-    def fail(self, backend: str, version: int, **changes: Any) -> tuple[str, EngineState]:
-        """A push that must fail: what the trainer was told, and the state."""
-        epoch = self.operator.next_epoch()
-        self.arm(epoch, version)
-        self.order(epoch, version, backend)
-        answer = self.send(backend, version, **changes)
-        state = self.ended()
-        assert operation_of(state).status is OperationStatus.FAILED, operation_of(state)
-        return str(answer["error"]), state
-
-    def call(self, route: str, body: Any = None, **arguments: Any) -> tuple[int, str]:
-        """One native call of the trainer's: status and message."""
-        answer = self.operator.request("POST", f"/{route}", json={} if body is None else body, token=self.token)
-        document = answer.json()
-        return answer.status_code, str(document.get("error", document).get("message"))
 
 
 @pytest.fixture(scope="module")
