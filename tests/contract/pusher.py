@@ -55,8 +55,21 @@ def tensors_of(settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return Breaking(found) if settings.get("breaks") else found
 
 
+KEPT: dict[str, GlooSender | ShmSender] = {}  # senders whose group outlives a push, by the group's name
+
+
 def push(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Send once; what came of it."""
+    """Send once; what came of it. A group that is kept is formed by the first push and used by the next ones."""
+    kept = settings.get("keeps", "")
+    try:
+        if kept not in KEPT:
+            return _push_anew(settings, kept)
+        return {"digest": KEPT[kept].send(tensors_of(settings), settings.get("label"))}
+    except (TransferError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _push_anew(settings: Mapping[str, Any], kept: str) -> dict[str, Any]:
     client = (Silent if settings.get("silent") else GuardClient)(
         settings["url"],
         lambda: str(settings["token"]),
@@ -73,16 +86,15 @@ def push(settings: Mapping[str, Any]) -> dict[str, Any]:
         if backend == "gloo"
         else ShmSender([target], **options)
     )
-    tensors = tensors_of(settings)
+    if kept:
+        KEPT[kept] = sender
     try:
-        with sender:
-            if not settings.get("skipInit"):
-                sender.init()
-            return {"digest": sender.send(tensors, settings.get("label"))}
-    except (TransferError, ValueError) as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        sender.init()
+        return {"digest": sender.send(tensors_of(settings), settings.get("label"))}
     finally:
-        client.close()
+        if not kept:
+            sender.close()
+            client.close()
 
 
 if __name__ == "__main__":

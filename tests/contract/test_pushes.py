@@ -67,6 +67,22 @@ def test_a_push_is_served_when_it_is_verified(trainer: Trainer, reader: Client, 
         serves(reader, models, version)
 
 
+def test_a_group_is_formed_once_and_anew_after_a_failure(trainer: Trainer, reader: Client, models: Models):
+    kept = {"keeps": "group-1", "group": "group-1"}
+    for version, formed in ((1, True), (2, False), (3, False)):
+        transferred = trainer.update(version, "gloo", **kept).transferred
+        assert transferred is not None
+        assert ("init" in transferred.phase_seconds) is formed
+        serves(reader, models, version)
+    told, _ = trainer.fail("gloo", 2, omit=["model.norm.weight"], **kept)
+    assert "model.norm.weight" in told
+    told, _ = trainer.fail("gloo", 2, **kept)
+    assert "init_weight_transfer_engine comes first" in told
+    trainer.update(2, "gloo", keeps="group-2", group="group-2")
+    trainer.update(1, "gloo", group="group-3")
+    serves(reader, models, 1)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("change", "words"),

@@ -82,7 +82,7 @@ class Trainer:
         answer = self.send(backend, version, **changes)
         state = self.ended()
         assert operation_of(state).status is OperationStatus.SUCCEEDED, operation_of(state)
-        assert answer == {"digest": self._models.digest(version)}
+        assert answer == {"digest": self._models.digest(version)}, answer
         digest = self._models.digest(version)
         self.operator.verify(epoch, version, digest)
         return self.operator.do("open", epoch, version=version, digest=digest)
