@@ -87,6 +87,10 @@ FLEET_FAULTS = {
         {**COLOCATED, "weight_transfer": WeightTransfer(backend=TransferBackend.HCCL)},
         "spec.weightTransfer.backend hccl needs spec.mode Disaggregated",
     ),
+    "a back end whose engine side is not built": (
+        {"weight_transfer": WeightTransfer(backend=TransferBackend.HCCL)},
+        "spec.weightTransfer.backend hccl is NotSupported by this release",
+    ),
     "consent where nothing is pickled": (
         {
             **COLOCATED,
