@@ -1,8 +1,8 @@
 """What a connection may cost before its request is known: the time and the size of a head, and lines in the log.
 
 uvicorn by itself waits for the first request, for the end of a head and for the rest of a body whose answer is already
-sent for ever. With httptools, which vLLM's images have, it also takes headers without end; h11 bounds them itself.
-(uvicorn 0.54, protocols/http; llhttp has no bound on headers.)
+sent for ever. With httptools, which vLLM's images have, it also takes headers and trailers without end; h11 bounds
+them itself. (uvicorn 0.54, protocols/http; llhttp has no bound on headers; httptools 0.9 tells trailers as headers.)
 """
 
 import asyncio
@@ -81,29 +81,52 @@ class Patient(asyncio.Protocol):
 
 
 class PatientHttpTools(Patient):
-    """The same for httptools, whose heads are bounded here: by the bytes that came while one was not complete."""
+    """The same for httptools, whose heads and trailers are bounded here.
+
+    Counted is what comes of a message in one piece without any of its body: an unfinished head, or chunk sizes, their
+    extensions and trailers. httptools gathers a line until it ends, and tells of it only then, as of a header.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self._in_message = False
         self._in_head = False
-        self._head_bytes = 0
+        self._without_body = 0  # bytes
+        self._progressed = False
 
     def on_message_begin(self) -> None:
         """A head begins."""
-        self._in_head, self._head_bytes = True, 0
+        self._in_message, self._in_head, self._without_body = True, True, 0
         super().on_message_begin()  # type: ignore[misc]
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers too, which nobody asks for: uvicorn would add them to the headers of a request that runs already."""
+        if self._in_head:
+            super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
         """It is here."""
-        self._in_head = False
+        self._in_head, self._progressed = False, True
         super().on_headers_complete()  # type: ignore[misc]
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of it."""
+        self._progressed = True
+        super().on_body(body)  # type: ignore[misc]
+
+    def on_message_complete(self) -> None:
+        """With its trailers."""
+        self._in_message = False
+        super().on_message_complete()  # type: ignore[misc]
+
     def data_received(self, data: bytes) -> None:
-        """At most one read of the transport's more than the bound is ever held."""
+        """At most two reads of the transport's more than the bound are ever held."""
+        self._progressed = False
         super().data_received(data)
-        self._head_bytes += len(data)
-        if self._in_head and self._head_bytes > LARGEST_HEAD and not self.transport.is_closing():
-            self.refuse(RefusalReason.TOO_LARGE, 431, f"the head of the request is over {LARGEST_HEAD} bytes")
+        self._without_body = 0 if self._progressed else self._without_body + len(data)
+        if self._in_message and self._without_body > LARGEST_HEAD and not self.transport.is_closing():
+            what = "head of the request is" if self._in_head else "trailers of the request are"
+            self.refuse(RefusalReason.TOO_LARGE, 431, f"the {what} over {LARGEST_HEAD} bytes")
 
 
 def patient(protocol: type[asyncio.Protocol], head_s: float, on_refusal: OnRefusal) -> type[asyncio.Protocol]:
