@@ -33,6 +33,7 @@ from rollfleet_protocol.state import (
     ProbeResult,
     Staged,
     Transferred,
+    WeightsState,
 )
 
 Result = Staged | Transferred | ProbeResult | None
@@ -84,19 +85,27 @@ class Operations:
         self._staged: StagedCheckpoint | None = None
         self._task: asyncio.Task[None] | None = None
         self._task_of = 0  # operation id
+        self._unfinished: set[asyncio.Task[None]] = set()  # that task, and those given up that have not ended yet
         self._expiry: asyncio.TimerHandle | None = None  # of requests that are kept
         self.push: PushSession | None = None  # while a trainer's push is waited for or received
 
     def start(self, operation: OperationRecord, probe: asyncio.Task[Any] | None = None) -> None:
-        """Begin, once the task before has ended, and a probe that gives way has left the engine."""
-        before = tuple(task for task in (self._task, probe) if task is not None and not task.done())
+        """Begin, once every task before has ended, and a probe that gives way has left the engine.
+
+        Every one: who is given up while it waits for its turn ends at once, and the one it waited for is still there.
+        """
+        before = tuple(task for task in (*self._unfinished, probe) if task is not None and not task.done())
         self._task = asyncio.create_task(self._run(operation, before), name=f"rollfleet-{operation.name}")
+        self._unfinished.add(self._task)
+        self._task.add_done_callback(self._unfinished.discard)
         self._task.add_done_callback(self._require_no_crash)
         self._task_of = operation.id
 
     def cancel(self, operation_id: int) -> None:
         """Stop this operation; a call to the engine that changes its scheduler is waited for first."""
         if self._task is not None and self._task_of == operation_id:
+            if self.push is not None:
+                self.push.refuse()  # now: the task hears of its end only in the next turn of the loop
             self._task.cancel()
 
     def abandon_push(self, why: str) -> None:
@@ -105,22 +114,32 @@ class Operations:
             self.push.abandon(why)
 
     def release(self) -> None:
-        """Close the staged checkpoint, after the running task if it may still read from it."""
+        """Close the staged checkpoint, after every task that may still read from it."""
         staged, self._staged = self._staged, None
         if staged is None:
             return
-        if self._task is None or self._task.done():
+        readers = {task for task in self._unfinished if not task.done()}
+        if not readers:
             staged.close()
-        else:
-            self._task.add_done_callback(lambda _: staged.close())
+            return
+
+        def ended(task: asyncio.Task[None]) -> None:
+            readers.discard(task)
+            if not readers:
+                staged.close()
+
+        for task in tuple(readers):
+            task.add_done_callback(ended)
 
     async def stop(self, timeout_s: float) -> None:
         """End whatever runs; for the end of the process."""
         if self._expiry is not None:
             self._expiry.cancel()
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=timeout_s)
+        left = {task for task in self._unfinished if not task.done()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=timeout_s)
         self.release()
 
     async def _run(self, operation: OperationRecord, before: tuple[asyncio.Task[Any], ...]) -> None:
@@ -255,12 +274,19 @@ class Operations:
         if workers != push.workers:
             message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
-        session = PushSession(self._adapter, command, push, deadline, lambda: self._report(Touching(operation.id)))
+        session = PushSession(self._adapter, command, push, deadline, lambda: self._touch(operation))
         self.push = session
         try:
             return await session.run(recover=self._state().needs_recovery)
         finally:
             self.push = None
+
+    def _touch(self, operation: OperationRecord) -> bool:
+        """Whether the state has taken it: of an operation that was given up it takes nothing."""
+        self._report(Touching(operation.id))
+        state = self._state()
+        running = state.running is not None and state.running.id == operation.id
+        return running and state.weights.state is WeightsState.UPDATING
 
     async def _verify(self, command: Verify, deadline: Deadline) -> ProbeResult:
         try:

@@ -42,6 +42,8 @@ class Probing:
 
     async def probe(self, command: Probe) -> ProbeReport | Rejection:
         """The report, or why there is none."""
+        if self._task is not None and self._task.cancelling():  # its asker is gone, and it leaves the engine
+            await asyncio.wait({self._task}, timeout=command.deadline_seconds)
         state = self._state()
         rejection = obstacle(state, command)
         if rejection is None and self._task is not None:
@@ -52,11 +54,12 @@ class Probing:
         began = loop.time()
         task = asyncio.create_task(self._ask(command), name="rollfleet-probe")
         self._task = task
+        task.add_done_callback(self._forget)  # not before: an update that begins must wait until it has left the engine
         try:
             await asyncio.wait({task})
         finally:  # whoever asked may be gone
-            task.cancel()
-            self._task = None
+            if not task.cancelling():
+                task.cancel()
         if task.cancelled():
             return Rejection(RefusalReason.ORDER_VIOLATION, "an update began: probe again after it")
         error = task.exception()
@@ -74,11 +77,16 @@ class Probing:
             seconds=loop.time() - began,
         )
 
+    def _forget(self, task: asyncio.Task[tuple[tuple[float, ...], ...]]) -> None:
+        self._task = None
+        if not task.cancelled():
+            task.exception()  # seen, also where whoever asked is gone
+
     async def _ask(self, command: Probe) -> tuple[tuple[float, ...], ...]:
         return await self._adapter.probe(command.tokens, command.deadline_seconds)
 
     def give_way(self) -> asyncio.Task[tuple[tuple[float, ...], ...]] | None:
         """Something is about to change the engine: end the probe that runs; None if there is none."""
-        if self._task is not None:
+        if self._task is not None and not self._task.cancelling():  # a second time would cut its leaving short
             self._task.cancel()
         return self._task

@@ -3,6 +3,9 @@
 The transfer's operation waits here for the trainer; the calls of the native routes run in tasks of their own, one at a
 time, so that a trainer that hangs up does not stop an engine half-way. Whatever fails in a phase ends the transfer, and
 is told to both: to the trainer as the answer to its call, to the operator as the operation's failure.
+
+A task begins in a later turn of the loop than the call was taken in, and a command may come in between. So the weights
+count as touched before the task is made, and the task looks again whether the transfer goes on.
 """
 
 import asyncio
@@ -21,12 +24,15 @@ class OutOfOrderError(Exception):
     """A call of the trainer's that does not belong here now; the message names the right order. Nothing was done."""
 
 
+_ENDED = "this transfer has ended"
+
+
 def _nothing() -> None:
     """After a phase that is not the last."""
 
 
 class PushSession:
-    """One push. `touch` is called before the first call that may put old tensors away."""
+    """One push. `touch` is called before the first call that may put old tensors away; False: it must not be made."""
 
     def __init__(
         self,
@@ -34,7 +40,7 @@ class PushSession:
         command: Transfer,
         push: Push,
         deadline: Deadline,
-        touch: Callable[[], None],
+        touch: Callable[[], bool],
     ) -> None:
         self._adapter = adapter
         self._command = command
@@ -94,11 +100,14 @@ class PushSession:
 
     async def _end(self) -> None:
         """No call is taken any more, and the one that runs has ended: it keeps the deadline by itself."""
-        self._over = True
-        if not self._ready.is_set() and self._call is not None:
-            self._call.cancel()
+        self.refuse()
+        self._ready.set()  # who waits for it is refused
         if self._call is not None and not self._call.done():
             await asyncio.wait({self._call})
+
+    def refuse(self) -> None:
+        """Take no call any more, and begin none that was taken but has not begun."""
+        self._over = True
 
     def abandon(self, why: str) -> None:
         """Wait for the trainer no longer."""
@@ -126,13 +135,11 @@ class PushSession:
     async def start(self) -> None:
         """Phase 2."""
         self._require(not self._started, "the update was started: update_weights comes next")
-
-        async def start(left_s: float) -> None:
-            self._started = True
-            self._touch()
-            await self._adapter.push_start(left_s)
-
-        await self._perform("start", start)
+        if not self._touch():
+            self.refuse()
+            raise OutOfOrderError(_ENDED)
+        self._started = True
+        await self._perform("start", self._adapter.push_start)
 
     async def update(self, info: Mapping[str, Any]) -> None:
         """Phase 3, as often as the trainer likes."""
@@ -161,12 +168,15 @@ class PushSession:
         await self._perform("finish", finish, lambda: self._settle(self._transferred(received[0], expected)))
 
     def _require(self, holds: bool, otherwise: str) -> None:
-        if self._over or self._outcome.done():
-            raise OutOfOrderError("this transfer has ended")
+        self._require_goes_on()
         if self._call is not None and not self._call.done():
             raise OutOfOrderError(f"{self._call.get_name()} is running: one call at a time")
         if not holds:
             raise OutOfOrderError(otherwise)
+
+    def _require_goes_on(self) -> None:
+        if self._over or self._outcome.done():
+            raise OutOfOrderError(_ENDED)
 
     async def _perform(
         self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None] = _nothing
@@ -177,9 +187,10 @@ class PushSession:
     async def _guarded(
         self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None]
     ) -> None:
+        await self._ready.wait()
+        self._require_goes_on()
         seconds: dict[str, float] = {}
         try:
-            await self._ready.wait()
             with timed(seconds, phase):
                 await call(self._deadline.left())
         except EngineError as error:
