@@ -3,8 +3,8 @@
 `python -m devtools.check_rlconfig CHECKOUT` (make check-rlconfig VLLM_ASCEND=CHECKOUT). Nothing of torch, vLLM or CANN
 is needed: the class RlConfig, the part of AscendConfig.__init__ that refuses the key of before, and platform.py's
 function are taken out of the sources by their names and run with everything else stubbed. Sources without these names
-are told, not passed over. vLLM-Ascend 0.23 has no rl_config: of it, it is looked up that what the launcher says instead
-is read at all.
+are told, not passed over. Earlier builds (to 0.26) have no rl_config: of them, it is looked up that what the launcher
+says instead is read at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unittest.mock import patch
 from devtools.rl_rules import CASES, Case
 
 CONFIG, PLATFORM, WORKER = "vllm_ascend/ascend_config.py", "vllm_ascend/platform.py", "vllm_ascend/worker/worker.py"
-# What the launcher says to 0.23 (engine/rollfleet_engine/launch/dialects.py), and where 0.23 reads it.
+# What the launcher says to a build without (engine/rollfleet_engine/launch/dialects.py), and where that reads it.
 BEFORE_RL_CONFIG = (
     (CONFIG, "weight_nz_mode"),
     (CONFIG, "enable_sleep_mode_extra_cleanup"),
@@ -134,7 +134,7 @@ def check(checkout: Path) -> int:
     """The number of rules that do not hold, each printed."""
     source = checkout / CONFIG
     if source.is_file() and "class RlConfig" not in source.read_text(encoding="utf-8"):
-        print(f"{checkout}: no rl_config (0.23 to 0.26); what the launcher says instead is looked for")
+        print(f"{checkout}: no rl_config; what the launcher says instead is looked for")
         found = list(_before_rl_config(checkout))
         for text in found:
             print(f"DIFFERS {text}")

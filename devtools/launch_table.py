@@ -26,8 +26,8 @@ from rollfleet_engine.launch.words import Absent, Feature
 
 PAGE = Path("docs/launch-table.md")
 COLUMNS: tuple[tuple[str, str, PlatformWords], ...] = (
-    ("0.23 and vLLM-Ascend 0.23", "0.23.0", ASCEND_BEFORE_RL_CONFIG),
     ("0.27.1 and vLLM-Ascend main", "0.27.1", ASCEND),
+    ("0.27.1 and vLLM-Ascend without rl_config", "0.27.1", ASCEND_BEFORE_RL_CONFIG),
     ("0.29, builds before 0.30, with rl_config", "0.29.0", ASCEND),
     ("0.32 with rl_config", "0.32.0", ASCEND),
     ("CPU, 0.27.1", "0.27.1", CPU),
@@ -63,7 +63,8 @@ _HEAD = f"""<!-- Made by `make generate` from engine/rollfleet_engine/launch/dia
 What a RolloutEngine asks for ([launch.md](launch.md)), and the launcher's words for it. Every engine starts with
 `VLLM_SERVER_DEV_MODE=1` (control routes, behind the guard) and with
 `--weight-transfer-config {{"backend": "{TRANSFER_BACKEND}"}}`: one composite transfer engine.
-It uses the backend that the spec names. What is said to vLLM-Ascend is untested on hardware.
+It uses the backend that the spec names; the operator refuses hccl and ipc by name until our side of a push is built.
+What is said to vLLM-Ascend is untested on hardware. vLLM 0.23, and what else has no column, is not started.
 """
 
 

@@ -110,6 +110,11 @@ def _on_npus(section: str, facts: dict[str, Any], config: dict[str, Any] | None 
 
 EXAMPLES = (
     Example(_INSTALLATION, {"installation": Installation(python="/usr/bin/python3", error="No such file")}),
+    Example(
+        _INSTALLATION,
+        {"installation": Installation(python="/usr/bin/python3", error="no answer within 60 s", error_may_pass=True)},
+    ),
+    Example(_INSTALLATION, {"installation": replace(CPU, release="0.23.0")}),
     Example(_INSTALLATION, {"installation": replace(CPU, missing_modules=("jwt",))}),
     Example(_INSTALLATION, {"installation": replace(CPU, release="")}),
     Example(_INSTALLATION, {"python_path": ("/home/me/lib",)}),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from devtools import vllm_venv
 
-RELEASES = ("0.23.0", "0.29.0", "0.32.0")
+RELEASES = ("0.29.0", "0.32.0")
 DOWNLOAD_TIMEOUT_S = 900  # a wheel has 110 to 130 MB
 
 

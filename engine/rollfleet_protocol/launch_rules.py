@@ -104,7 +104,7 @@ def _rl_keys(config: EngineConfig, written: Mapping[str, JsonValue]) -> Iterator
 
 
 def _compilation(config: EngineConfig) -> Iterator[Fault]:
-    given, rl_config = config.compilation_config, config.rl_config
+    rl_config = config.rl_config
     flag = next(
         (
             name
@@ -116,10 +116,16 @@ def _compilation(config: EngineConfig) -> Iterator[Fault]:
         ),
         None,
     )
-    mode = given.get(GRAPH_KEY, PIECEWISE)
-    if flag is None or (isinstance(mode, str) and mode.upper() in _WITHOUT_ATTENTION):
+    if flag is not None:
+        yield from graph_faults(config, f"{RL_CONFIG}.{flag}")
+
+
+def graph_faults(config: EngineConfig, asker: str) -> Iterator[Fault]:
+    """Graphs that hold attention which cannot be captured; `asker` is what brings that attention."""
+    mode = config.compilation_config.get(GRAPH_KEY, PIECEWISE)
+    if isinstance(mode, str) and mode.upper() in _WITHOUT_ATTENTION:
         return
-    text = f"is {_json(mode)}, but {RL_CONFIG}.{flag} needs {PIECEWISE} (or NONE): its attention cannot be captured"
+    text = f"is {_json(mode)}, but {asker} needs {PIECEWISE} (or NONE): its attention cannot be captured"
     yield Fault(f"{COMPILATION}.{GRAPH_KEY}", text)
 
 

@@ -43,6 +43,8 @@ def main() -> None:
     known = {
         "options": sorted(parser._option_string_actions),
         "tool_parsers": sorted(ToolParserManager.list_registered()),
+        "actions": [list(action.option_strings) for action in parser._actions],
+        "switches": sorted(name for action in parser._actions if action.nargs == 0 for name in action.option_strings),
     }
     print("ROLLFLEET", json.dumps(known), flush=True)
     for line in sys.stdin:

@@ -24,7 +24,7 @@ class Release:
 
     name: str
     folder: Path  # of its packages
-    known: dict[str, list[str]]
+    known: dict[str, list[Any]]
     process: subprocess.Popen[str]
 
     def parse(self, arguments: tuple[str, ...]) -> dict[str, Any]:

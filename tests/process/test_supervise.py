@@ -24,8 +24,9 @@ from rollfleet_engine.launch.plan import Plan
 from rollfleet_engine.launch.supervise import Supervisor
 grace_s, log, *argv = sys.argv[1:]
 finder = CauseFinder()
-plan = Plan(argv=tuple(argv), env={"ADDED": "1"}, kind=EngineKind.VLLM, release="0.27.1")
-sys.exit(report_outcome(Supervisor(plan, dict(os.environ), finder, float(grace_s)).run(), finder, Path(log)))
+plan = Plan(argv=tuple(argv), env={"ADDED": "1"}, unset=("TAKEN_AWAY",), kind=EngineKind.VLLM, release="0.27.1")
+environ = dict(os.environ) | {"TAKEN_AWAY": "x", "ADDED": "0", "KEPT": "2"}
+sys.exit(report_outcome(Supervisor(plan, environ, finder, float(grace_s)).run(), finder, Path(log)))
 """
 
 
@@ -180,9 +181,10 @@ def test_orphans_are_reaped(launched):
 
 
 def test_the_engine_gets_the_plans_environment_and_no_blocked_signals(launched):
-    one = launched("import os,signal; print(os.environ['ADDED'], signal.pthread_sigmask(signal.SIG_BLOCK, []))")
+    shown = "[os.environ.get(name) for name in ('ADDED', 'KEPT', 'TAKEN_AWAY')]"
+    one = launched(f"import os,signal; print({shown}, signal.pthread_sigmask(signal.SIG_BLOCK, []))")
     assert one.ended() == 1
-    assert "1 set()" in one.output.read_text()
+    assert "['1', '2', None] set()" in one.output.read_text()
 
 
 def test_an_engine_outlives_a_reader_of_its_log_that_went_away(tmp_path: Path):

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 
 from rollfleet_engine.launch.reserved import RESERVED_OPTIONS, RESERVED_VARIABLES, Reserved
-from rollfleet_engine.launch.words import Absent, Exclusion, Feature, Option, Vocabulary, Words
+from rollfleet_engine.launch.words import Absent, Compilation, Exclusion, Feature, Option, Thing, Vocabulary, Words
 
 Release = tuple[int, int, int]
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?P<development>\.?dev\d+)?(?:\.?post\d+)?(?:\+\S+)?$")
@@ -63,7 +63,8 @@ class Unspoken:
 _ON_PIPELINE = "answers would lack the experts of other stages (vLLM's own check, config/vllm.py)"
 _KV_CONNECTOR = "its records are indexed by slots of the local KV cache (vLLM's own check, config/vllm.py)"
 _SPECULATION = "--speculative-config"
-_TRACE_NEEDS_V2 = "trace replay needs Model Runner V2, which does not do that"
+_TRACE_NEEDS_V2 = "trace replay needs Model Runner V2, which does not do that (config/vllm.py)"
+_CONTEXT_SPLIT = "not with context parallelism (vLLM's own check, config/vllm.py)"
 
 _COMMON: Mapping[Feature, Words | Absent] = {
     Feature.SLEEP: Words(args=("--enable-sleep-mode",), env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}),
@@ -90,24 +91,69 @@ _BEFORE_TRACE: Vocabulary = {
 }
 _TRACE = Words(args=("--enable-trace-replay",), env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
 _NO_STAGES = Exclusion(Feature.ROUTED_EXPERTS, Feature.PIPELINE, _ON_PIPELINE)
-_ROUTED = (_NO_STAGES, Exclusion(Feature.ROUTED_EXPERTS, Option("--kv-transfer-config"), _KV_CONNECTOR))
+# --kv-offloading-size makes a connector too (config/vllm.py, _post_init_kv_transfer_config), after that check.
+_ROUTED = (
+    _NO_STAGES,
+    Exclusion(Feature.ROUTED_EXPERTS, Option("--kv-transfer-config"), _KV_CONNECTOR),
+    Exclusion(Feature.ROUTED_EXPERTS, Option("--kv-offloading-size"), _KV_CONNECTOR),
+)
+_ONE = frozenset({"1"})
+_NO_CONTEXT_SPLIT = Exclusion(
+    Feature.ROUTED_EXPERTS, Option("--decode-context-parallel-size", values=_ONE, but=True), _CONTEXT_SPLIT
+)
 _SPLIT_SERVING = frozenset(
     {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MoRIIOConnector", "MooncakeConnector"}
 )
 
 
-def _trace_excludes(*others: Option) -> tuple[Exclusion, ...]:
-    return tuple(Exclusion(Feature.TRACE_REPLAY, other, _TRACE_NEEDS_V2) for other in others)
+def _trace_excludes(*others: Thing, also: Thing | None = None) -> tuple[Exclusion, ...]:
+    return tuple(Exclusion(Feature.TRACE_REPLAY, other, _TRACE_NEEDS_V2, also) for other in others)
+
+
+def _method(*names: str, but: bool = False) -> Option:
+    return Option(_SPECULATION, "method", frozenset(names), but)
+
+
+# config/vllm.py, _get_v2_model_runner_unsupported_features: of 0.29, and of 0.32 with _get_dbo_unsupported_features.
+# Where no method is written, vLLM takes it from the draft model, and says itself what it does not do.
+_PARALLEL_DRAFTS = _trace_excludes(
+    Option(_SPECULATION, "parallel_drafting", frozenset({"true"})), also=_method("dflash", "dspark", but=True)
+)
+_TRACE_EXCLUDES_29 = (
+    *_trace_excludes(
+        Option("--enable-dbo"),
+        Option("--kv-sharing-fast-prefill"),
+        Option("--logits-processors"),
+        # Names of MTP of one model are the method mtp (config/speculative.py).
+        _method("eagle", "eagle3", "mtp", "*_mtp", "dflash", "dspark", "extract_hidden_states", but=True),
+        Compilation("mode", frozenset({"1", "STOCK_TORCH_COMPILE"})),
+    ),
+    *_trace_excludes(Compilation("pass_config.enable_sp", frozenset({"true"})), also=Feature.TENSOR),
+    *_trace_excludes(_method("eagle3"), also=Feature.PIPELINE),
+    *_PARALLEL_DRAFTS,
+)
+_MICROBATCHES = (Option("--enable-dbo"), Option("--ubatch-size", values=frozenset({"0", "1"}), but=True))
+_TRACE_EXCLUDES_32 = (
+    *_trace_excludes(
+        _method("suffix", "medusa", "mlp_speculator", "custom_class"),
+        Option(_SPECULATION, "use_heterogeneous_vocab", frozenset({"true"})),
+    ),
+    *_PARALLEL_DRAFTS,
+    *_trace_excludes(*_MICROBATCHES, also=Option(_SPECULATION)),
+    *_trace_excludes(*_MICROBATCHES, also=Feature.PIPELINE),
+    *_trace_excludes(*_MICROBATCHES, also=Option("--decode-context-parallel-size", values=_ONE, but=True)),
+    *_trace_excludes(*_MICROBATCHES, also=Compilation("cudagraph_mode", frozenset({"PIECEWISE", "1"}))),
+    *_trace_excludes(*_MICROBATCHES, also=Feature.BATCH_INVARIANT),  # its graphs are PIECEWISE
+    *_trace_excludes(*_MICROBATCHES, also=Feature.TRAINING_CONSISTENCY),
+)
 
 
 RANGES: tuple[Dialect | Unspoken, ...] = (
-    Dialect(
-        first=(0, 23, 0),
-        end=(0, 24, 0),
-        verified=("0.23.0",),
-        options_file="vllm-0.23.0.options",
-        words=_BEFORE_TRACE,
-        exclusions=_ROUTED,
+    Unspoken(
+        (0, 23, 0),
+        (0, 24, 0),
+        "it makes weight transfer engines otherwise and has no AsyncLLM.update_weight_version, so that updates could "
+        "not be verified",
     ),
     Unspoken((0, 24, 0), (0, 27, 1), "no release of this range was tried"),
     Dialect(
@@ -133,12 +179,8 @@ RANGES: tuple[Dialect | Unspoken, ...] = (
         },
         exclusions=(
             *_ROUTED,
-            *_trace_excludes(
-                Option("--enable-dbo"),
-                Option("--kv-sharing-fast-prefill"),
-                Option("--logits-processors"),
-                Option(_SPECULATION, "method", frozenset({"ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator"})),
-            ),
+            _NO_CONTEXT_SPLIT,
+            *_TRACE_EXCLUDES_29,
         ),
         development=True,
     ),
@@ -170,9 +212,13 @@ RANGES: tuple[Dialect | Unspoken, ...] = (
                 Feature.BATCH_INVARIANT,
                 "routed experts need prefix caching, which batch invariance switches off",
             ),
-            *_trace_excludes(
-                Option(_SPECULATION, "method", frozenset({"suffix", "medusa", "mlp_speculator", "custom_class"})),
+            _NO_CONTEXT_SPLIT,
+            Exclusion(
+                Feature.ROUTED_EXPERTS,
+                Option(_SPECULATION, "enable_adaptive_verification", frozenset({"true"})),
+                "not with adaptive verification (vLLM's own check, config/vllm.py)",
             ),
+            *_TRACE_EXCLUDES_32,
         ),
     ),
 )
@@ -207,6 +253,7 @@ CPU = PlatformWords(
         Feature.IPC: Absent(_NPU, "use shm"),
         Feature.GLOO: Words(),
         Feature.SHM: Words(),
+        Feature.INSECURE_SERIALIZATION: Absent("gloo and shm pickle nothing", "remove it"),
         Feature.ROUTED_EXPERTS: Absent("vLLM's CPU back end does not record them", "set Disabled, or use NPUs"),
         Feature.TRACE_REPLAY: Absent(_V2_NEEDS_TRITON, "set Disabled, or use NPUs"),
     },
@@ -234,16 +281,18 @@ _DETERMINISTIC = {"VLLM_BATCH_INVARIANT": "1", "HCCL_DETERMINISTIC": "strict", "
 # Not switched off by vLLM-Ascend itself (vllm-ascend#16232): results would still depend on the batch.
 _ONE_PREFILL = ("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--block-size", "128")
 _MANY_PREFILLS = ("--enable-chunked-prefill", "--enable-prefix-caching")
+_NOT_BUILT = "the operator refuses it until our side of the push is built"
 _ASCEND_TRANSFER: Vocabulary = {
-    Feature.HCCL: Words(note="registered by vLLM-Ascend as hccl"),
-    Feature.IPC: Words(note="registered by vLLM-Ascend as npu_ipc"),
+    Feature.HCCL: Words(note=f"registered by vLLM-Ascend as hccl; {_NOT_BUILT}"),
+    Feature.IPC: Words(note=f"registered by vLLM-Ascend as npu_ipc; {_NOT_BUILT}"),
     Feature.GLOO: _FOR_CPU,
     Feature.SHM: _FOR_CPU,
 }
-# 0.23 to 0.26: no rl_config, so that the launcher brings about what it would (vllm_ascend/ascend_config.py, worker.py:
-# waking asks the setting, updating asks the variable; platform.py: FA3 only under batch invariance).
+# Before vllm-ascend#13748 there is no rl_config: releases to 0.26, and builds of main for vLLM 0.27.1 of 2026-08-13
+# to 2026-08-19. The launcher brings about what it would (vllm_ascend/ascend_config.py, worker.py: waking asks the
+# setting, updating asks the variable; platform.py: FA3 only under batch invariance).
 ASCEND_BEFORE_RL_CONFIG = PlatformWords(
-    name="vLLM-Ascend 0.23",
+    name="vLLM-Ascend without rl_config",
     cleans_allocator=True,
     words={
         **_ASCEND_TRANSFER,

@@ -46,7 +46,9 @@ class Installation:
     # flash_attn_npu_v3.flash_attn_with_kvcache, which training consistency needs: empty where it imports, else the
     # interpreter's own words; None where it was not asked for.
     flash_attention_error: str | None = None
+    flash_attention_may_pass: bool = False  # that error: no answer in time, or ended by a signal
     error: str = ""  # the interpreter's own words, where it could not be asked
+    error_may_pass: bool = False  # that error: no answer in time, ended by a signal, or no room to start on the node
 
     @property
     def platform(self) -> Platform:

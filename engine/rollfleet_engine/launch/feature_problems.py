@@ -3,13 +3,14 @@
 from collections.abc import Iterator, Mapping
 
 from rollfleet_engine.launch.dialects import ASCEND, ASCEND_BEFORE_RL_CONFIG, Dialect, PlatformWords
-from rollfleet_engine.launch.facts import EngineKind, Facts
+from rollfleet_engine.launch.exclusions import excluded
+from rollfleet_engine.launch.facts import EngineKind, Facts, Plugin
 from rollfleet_engine.launch.merge import differences
-from rollfleet_engine.launch.options import Given, given_options
-from rollfleet_engine.launch.wishes import Speech, Wish, batch_invariant, wishes, words_for
-from rollfleet_engine.launch.words import Absent, Feature, Option, Words
+from rollfleet_engine.launch.options import GivenOptions, given_options
+from rollfleet_engine.launch.wishes import Speech, Wish, wishes, words_for
+from rollfleet_engine.launch.words import Absent, Feature, Words
 from rollfleet_protocol.engine_config import EngineConfig
-from rollfleet_protocol.launch_rules import ADDITIONAL, COMPILATION, GRAPH_KEY, RL_KEY, faults
+from rollfleet_protocol.launch_rules import ADDITIONAL, COMPILATION, GRAPH_KEY, RL_KEY, faults, graph_faults
 from rollfleet_protocol.termination import Problem
 
 _ARGS = "spec.engine.args"
@@ -22,26 +23,27 @@ def feature_problems(
 ) -> Iterator[Problem]:
     """All of them."""
     asked = {wish.feature: wish for wish in wishes(config, facts)}
-    given = dict(given_options(config.engine_args, dialect.option_names()))
+    given = given_options(config.engine_args, dialect.option_names())
     for fault in faults(config):
         yield Problem(cause=f"{fault.field} {fault.text}", remedy=f"correct {fault.field}")
     for wish in asked.values():
         yield from _spoken_against(wish, asked, given, dialect, platform)
-    yield from _exclusions(asked, given, dialect)
+    yield from excluded(config, asked, given, dialect)
     yield from _merged(config, speech)
     yield from _model(asked, facts)
     yield from _tool_parser(config, facts, given)
-    yield from _npu(config, facts, platform)
+    yield from _npu(config, facts, platform, asked)
 
 
 def _spoken_against(
-    wish: Wish, asked: Mapping[Feature, Wish], given: Mapping[str, Given], dialect: Dialect, platform: PlatformWords
+    wish: Wish, asked: Mapping[Feature, Wish], given: GivenOptions, dialect: Dialect, platform: PlatformWords
 ) -> Iterator[Problem]:
     """What the release or platform lacks, and arguments that undo what is asked for."""
     words = words_for(wish.feature, dialect, platform)
     if isinstance(words, Absent):
         where = f"vLLM {dialect.releases} on {platform.name}"
-        yield Problem(cause=f"{wish.feature} cannot be had from {where}: {words.reason}", remedy=words.remedy)
+        remedy = f"remove {wish.variable}" if wish.variable else words.remedy
+        yield Problem(cause=f"{wish.named} cannot be had from {where}: {words.reason}", remedy=remedy)
         return
     if words.needs is not None and words.needs not in asked:
         yield Problem(
@@ -49,40 +51,19 @@ def _spoken_against(
             remedy=f"set both, or use an image with {ASCEND.name}",
         )
     for option in words.forbids:
-        if option in given:
-            yield _contradiction(given[option].spelling.word, wish.feature, words)
+        for each in given.get(option, ()):
+            yield _contradiction(each.spelling.word, wish, words)
     for name, value in words.options(wish.value):
-        if name in given and given[name].value != value:
-            yield _contradiction(f"{name} {given[name].value}", wish.feature, words)
+        for each in given.get(name, ()):
+            if each.value != value:
+                yield _contradiction(f"{name} {each.value}", wish, words)
 
 
-def _contradiction(word: str, feature: Feature, words: Words) -> Problem:
+def _contradiction(word: str, wish: Wish, words: Words) -> Problem:
     return Problem(
-        cause=f"{_ARGS}: {word} contradicts {feature}, which needs {' '.join(words.args)}",
-        remedy=f"remove it from {_ARGS}, or change {feature}",
+        cause=f"{_ARGS}: {word} contradicts {wish.named}, which needs {' '.join(words.args)}",
+        remedy=f"remove it from {_ARGS}, or change {wish.named}",
     )
-
-
-def _exclusions(asked: Mapping[Feature, Wish], given: Mapping[str, Given], dialect: Dialect) -> Iterator[Problem]:
-    for exclusion in dialect.exclusions:
-        told = _told(exclusion.other, asked, given) if exclusion.feature in asked else ""
-        if told:
-            yield Problem(
-                cause=f"{exclusion.feature} excludes {told} in vLLM {dialect.releases}: {exclusion.reason}",
-                remedy="give up one of the two",
-            )
-
-
-def _told(option: Feature | Option, asked: Mapping[Feature, Wish], given: Mapping[str, Given]) -> str:
-    """The other side as it is given, where it is there and of a value that matters."""
-    if isinstance(option, Feature):
-        return option.value if option in asked else ""
-    if option.name not in given:
-        return ""
-    if not option.values:
-        return f"{option.name} ({_ARGS})"
-    value = given[option.name].member(option.key)
-    return f"{option.name} {option.key} {value} ({_ARGS})" if value in option.values else ""
 
 
 def _merged(config: EngineConfig, speech: Speech) -> Iterator[Problem]:
@@ -106,7 +87,7 @@ def _model(asked: Mapping[Feature, Wish], facts: Facts) -> Iterator[Problem]:
             )
 
 
-def _tool_parser(config: EngineConfig, facts: Facts, given: Mapping[str, Given]) -> Iterator[Problem]:
+def _tool_parser(config: EngineConfig, facts: Facts, given: GivenOptions) -> Iterator[Problem]:
     parser, known = config.features.tool_parser, facts.installation.tool_parsers
     if parser is None or not known or parser in known or _PARSER_PLUGIN in given:
         return
@@ -116,31 +97,39 @@ def _tool_parser(config: EngineConfig, facts: Facts, given: Mapping[str, Given])
     )
 
 
-def _npu(config: EngineConfig, facts: Facts, platform: PlatformWords) -> Iterator[Problem]:
+def _npu(
+    config: EngineConfig, facts: Facts, platform: PlatformWords, asked: Mapping[Feature, Wish]
+) -> Iterator[Problem]:
     if platform not in (ASCEND, ASCEND_BEFORE_RL_CONFIG) or facts.kind is EngineKind.SIMULATOR:
         return
     plugin = facts.installation.plugin
     if config.sleep_mode and not plugin.custom_kernels:
-        yield _without_kernels(Feature.SLEEP)
-    if not batch_invariant(config, facts):
-        return
+        yield _without_kernels(asked[Feature.SLEEP])
+    if Feature.BATCH_INVARIANT in asked:
+        yield from _batch_invariance(config, plugin, asked[Feature.BATCH_INVARIANT])
+
+
+def _batch_invariance(config: EngineConfig, plugin: Plugin, wish: Wish) -> Iterator[Problem]:
+    if wish.variable:  # a flag's own graphs are judged with it (launch_rules)
+        for fault in graph_faults(config, wish.named):
+            yield Problem(cause=f"{fault.field} {fault.text}", remedy=f"correct {fault.field}, or remove {wish.named}")
     if not plugin.custom_kernels:
-        yield _without_kernels(Feature.BATCH_INVARIANT)
+        yield _without_kernels(wish)
     if not plugin.batch_invariant_kernels:
         yield Problem(
-            cause=f"{Feature.BATCH_INVARIANT} needs batch-invariant kernels: neither batch_invariant_ops nor Triton "
-            "is in the image",
+            cause=f"{wish.named} needs batch-invariant kernels: neither batch_invariant_ops nor Triton is in the image",
             remedy="build vLLM-Ascend with VLLM_BATCH_INVARIANT=1, or install triton-ascend",
         )
     if plugin.device and plugin.device not in _INVARIANT_DEVICES:
+        give_up = f"remove {wish.variable}" if wish.variable else "set it to false"
         yield Problem(
-            cause=f"{Feature.BATCH_INVARIANT} works on Atlas A2 and A3, and this image is built for {plugin.device}",
-            remedy="set it to false, or use nodes and an image of A2 or A3",
+            cause=f"{wish.named} works on Atlas A2 and A3, and this image is built for {plugin.device}",
+            remedy=f"{give_up}, or use nodes and an image of A2 or A3",
         )
 
 
-def _without_kernels(feature: Feature) -> Problem:
+def _without_kernels(wish: Wish) -> Problem:
     return Problem(
-        cause=f"{feature} needs vLLM-Ascend's own kernels, and vllm_ascend_C is not in the image",
+        cause=f"{wish.named} needs vLLM-Ascend's own kernels, and vllm_ascend_C is not in the image",
         remedy="build vLLM-Ascend with COMPILE_CUSTOM_KERNELS=1",
     )

@@ -52,6 +52,7 @@ class Plan:
     env: Mapping[str, str]  # added to the container's
     kind: EngineKind
     release: str
+    unset: tuple[str, ...] = ()  # variables of the container that the engine does not get
     warnings: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
@@ -63,6 +64,7 @@ class Plan:
                 "release": self.release,
                 "argv": redact(self.argv),
                 "env": dict(self.env),
+                "unset": list(self.unset),
                 "warnings": list(self.warnings),
             }
         )
@@ -101,6 +103,7 @@ def plan(config: EngineConfig, facts: Facts) -> Plan | Refused:
         env=env | _without_compiler(facts, platform),
         kind=facts.kind,
         release=facts.installation.release,
+        unset=speech.unset,
         warnings=_warnings(config, facts, platform),
     )
 
@@ -139,7 +142,15 @@ def _warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -> tu
     elif facts.checkpoints_error:
         # A volume may be filled later; Prepare names the path when it is used.
         found.append(f"checkpoints folder {config.checkpoints_path}: {facts.checkpoints_error}")
+    found += _unread_parsers(config, facts)
     return (*found, *_npu_warnings(config, facts, platform), *platform_warnings(config, facts))
+
+
+def _unread_parsers(config: EngineConfig, facts: Facts) -> Iterator[str]:
+    """The name was not compared with anything, so that a wrong one is found out by the engine only."""
+    parser = config.features.tool_parser
+    if parser is not None and facts.kind is EngineKind.VLLM and not facts.installation.tool_parsers:
+        yield f"vLLM's list of tool parsers could not be read: whether it has {parser!r} was not checked"
 
 
 def _npu_warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -> Iterator[str]:
@@ -149,7 +160,7 @@ def _npu_warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -
         yield "spec.rlConfig.enabled is false: vLLM-Ascend takes new weights only where FRACTAL_NZ is off all the same"
     if batch_invariant(config, facts):
         if not config.rl_config.batch_invariant:
-            yield "VLLM_BATCH_INVARIANT=1 is set in the image: as spec.rlConfig.enableBatchInvariant"
+            yield "VLLM_BATCH_INVARIANT=1 is set by spec.env or the image: as spec.rlConfig.enableBatchInvariant"
         yield "batch invariance: a preempted request is computed anew otherwise; give the KV cache room for all"
     transfer = config.weight_transfer
     if transfer is not None and transfer.backend is TransferBackend.IPC and not transfer.insecure_serialization:

@@ -6,12 +6,12 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from rollfleet_engine.launch.asking import Asked, ask
 from rollfleet_engine.launch.facts import ASCEND_PLUGIN, VERSIONED, EngineKind, Facts, Installation, Platform, Plugin
 from rollfleet_engine.launch.look_ascend import look_at_devices, look_at_software, python_folders
 from rollfleet_engine.launch.look_memory import look_at_memory
@@ -114,17 +114,16 @@ def _simulator() -> Installation:
 def _vllm(config: EngineConfig, environ: Mapping[str, str]) -> Installation:
     python = environ.get(PYTHON_VARIABLE) or sys.executable
     command = [python, "-c", _PROBE.read_text(encoding="utf-8"), ",".join(_NEEDED_MODULES), ",".join(VERSIONED)]
+    asked = ask(command, _PROBE_TIMEOUT_S, environ)
+    if asked.error:
+        return Installation(python=python, error=asked.error, error_may_pass=asked.may_pass)
     try:
-        done = subprocess.run(
-            command, check=True, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, env=dict(environ)
-        )
-        answer = json.loads(done.stdout)
-    except subprocess.CalledProcessError as error:
-        return Installation(python=python, error=error.stderr.strip().splitlines()[-1] if error.stderr else str(error))
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-        return Installation(python=python, error=str(error))
+        answer = json.loads(asked.output)
+    except ValueError as error:
+        return Installation(python=python, error=f"it printed something else than the answer: {error}")
     has_npus = ASCEND_PLUGIN in answer["platforms"]
     wants_fa3 = has_npus and config.rl_config.training_consistency
+    fa3 = ask_flash_attention(python, environ) if wants_fa3 else None
     return Installation(
         python=python,
         distribution=answer["distribution"],
@@ -134,22 +133,14 @@ def _vllm(config: EngineConfig, environ: Mapping[str, str]) -> Installation:
         tool_parsers=tuple(answer["tool_parsers"]),
         missing_modules=tuple(answer["missing"]),
         versions=answer["versions"],
-        flash_attention_error=flash_attention_error(python, environ) if wants_fa3 else None,
+        flash_attention_error=None if fa3 is None else fa3.error,
+        flash_attention_may_pass=fa3 is not None and fa3.may_pass,
     )
 
 
-def flash_attention_error(python: str, environ: Mapping[str, str]) -> str:
-    """Why FA3's operator cannot be imported; empty where it can. Takes as long as importing torch_npu does."""
-    try:
-        done = subprocess.run(
-            [python, "-c", _FLASH_ATTENTION],
-            check=False, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, env=dict(environ),
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if done.returncode == 0:
-        return ""
-    return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+def ask_flash_attention(python: str, environ: Mapping[str, str]) -> Asked:
+    """Whether FA3's operator can be imported. Takes as long as importing torch_npu does."""
+    return ask([python, "-c", _FLASH_ATTENTION], _IMPORT_TIMEOUT_S, environ)
 
 
 def _checkpoints_error(path: str | None) -> str:

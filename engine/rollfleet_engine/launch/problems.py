@@ -7,7 +7,7 @@ from types import MappingProxyType
 from rollfleet_engine.launch.allocator import VARIABLE as ALLOCATOR_VARIABLE
 from rollfleet_engine.launch.dialects import Dialect, Unspoken, range_of, supported_releases
 from rollfleet_engine.launch.facts import Facts
-from rollfleet_engine.launch.options import Spelling, spellings
+from rollfleet_engine.launch.options import Spelling, positional_words, spellings
 from rollfleet_engine.launch.problems_model import model_problems
 from rollfleet_engine.launch.problems_platform import platform_problems
 from rollfleet_engine.launch.reserved import SUBCOMMANDS, UNKNOWN_OPTIONS, Reserved
@@ -42,7 +42,10 @@ def _installation(facts: Facts, dialect: Dialect | None) -> Iterator[Problem]:
     if installation.error:
         yield Problem(
             cause=f"interpreter {installation.python} cannot be used: {installation.error}",
-            remedy="use an image that holds it, or mount the volume that does",
+            remedy="look at the node's load, memory and image pull; the kubelet tries again"
+            if installation.error_may_pass
+            else "use an image that holds it, or mount the volume that does",
+            retry_may_cure=installation.error_may_pass,
         )
         return
     if installation.missing_modules:
@@ -72,7 +75,7 @@ def _installation(facts: Facts, dialect: Dialect | None) -> Iterator[Problem]:
 
 def _options(config: EngineConfig, dialect: Dialect) -> Iterator[Problem]:
     known = dialect.option_names()
-    for word in config.engine_args[:2]:  # where a subcommand would be; later ones are values
+    for word in positional_words(config.engine_args, known):
         if word in SUBCOMMANDS:
             yield Problem(cause=f"spec.engine.args: {word}: {SUBCOMMANDS[word]}", remedy="remove it")
     for spelling in spellings(config.engine_args, known):
@@ -110,7 +113,7 @@ def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str], why: Ma
     for name, value in sorted(facts.environ.items()):
         reserved = _reserved((name,), dialect.reserved_variables)
         # "0" and empty leave such a switch off, which is what we want anyway.
-        if reserved is not None and value not in ("", "0"):
+        if reserved is not None and value not in ("", "0") and reserved[1].refuses(value):
             yield Problem(
                 cause=f"environment variable {name} may not be set: {reserved[1].reason}",
                 remedy="remove it from spec.env or the image",

@@ -61,7 +61,10 @@ def _flash_attention(facts: Facts) -> Iterator[Problem]:
     if error:
         yield Problem(
             cause=f"training consistency needs flash_attn_npu_v3 with flash_attn_with_kvcache: {error}",
-            remedy="install the package flash_attn_npu in the engine's image, or set enableTrainingConsistency: false",
+            remedy="look at the node's load and memory; the kubelet tries again"
+            if facts.installation.flash_attention_may_pass
+            else "install the package flash_attn_npu in the engine's image, or set enableTrainingConsistency: false",
+            retry_may_cure=facts.installation.flash_attention_may_pass,
         )
 
 

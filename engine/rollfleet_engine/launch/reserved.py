@@ -9,10 +9,15 @@ class Reserved:
 
     name: str  # with a trailing * for all that begin so
     reason: str
+    values: frozenset[str] = frozenset()  # of a variable: those that are refused, in capitals; empty: any
 
     def covers(self, name: str) -> bool:
         """Whether `name` is meant."""
         return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
+
+    def refuses(self, value: str) -> bool:
+        """Whether this value of it is refused."""
+        return not self.values or value.strip().upper() in self.values
 
 
 _OURS = "the launcher sets it"
@@ -22,6 +27,9 @@ _NODES = "NotSupported: an engine is one pod of one node"
 _IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
 _NO_GATE = "it starts servers that the guard does not stand in front of"
 _LOG = "the launcher reads the engine's log for the cause of a failure"
+_LEVEL = "at that level it hides errors, which the launcher reads from the engine's log"
+_RANKS = "workers come from spec.parallelism alone: an engine that has others takes no update"
+_EXECUTOR = "NotSupported: workers are processes of the engine's one pod, as vLLM starts them by itself"
 _WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
 
 
@@ -79,6 +87,9 @@ RESERVED_OPTIONS = (
     *_both_ways("--enable-auto-tool-choice", field="spec.features.toolCalling"),
     *_field("spec.features.toolCalling.parser", "--tool-call-parser"),
     *_field("spec.features.logprobs", "--logprobs-mode", "--max-logprobs"),
+    *(Reserved(name, _RANKS) for name in ("--prefill-context-parallel-size", "-pcp")),
+    *(Reserved(name, _EXECUTOR) for name in ("--distributed-executor-backend", "--data-parallel-backend", "-dpb")),
+    Reserved("--device-ids", "the device plugin chooses the NPUs, and the engine takes all of them"),
     Reserved("--enable-elastic-ep", "it changes the number of workers behind the guard's back"),
     Reserved("--worker-extension-cls", _WORKER),
     Reserved("--worker-cls", _WORKER),
@@ -109,6 +120,8 @@ RESERVED_OPTIONS = (
     Reserved("--disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
     Reserved("--no-disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
     Reserved("--log-config-file", _LOG),
+    Reserved("--logging-config", _LOG),
+    Reserved("--log-level", f"{_LOG}; VLLM_LOGGING_LEVEL in spec.env may be DEBUG to ERROR"),
     Reserved("--help", "it prints and ends instead of serving"),
     Reserved("-h", "it prints and ends instead of serving"),
 )
@@ -124,6 +137,9 @@ RESERVED_VARIABLES = (
     Reserved("VLLM_ENABLE_SCALE_OUT_ENDPOINTS", "it comes from spec.features.tokenEndpoint"),
     Reserved("VLLM_LOGGING_CONFIG_PATH", _LOG),
     Reserved("VLLM_CONFIGURE_LOGGING", _LOG),
+    Reserved("VLLM_LOGGING_PREFIX", _LOG),  # before the level, by which errors are told
+    Reserved("VLLM_LOGGING_COLOR", _LOG, frozenset({"1"})),  # the same
+    Reserved("VLLM_LOGGING_LEVEL", _LEVEL, frozenset({"CRITICAL", "FATAL"})),
     Reserved("CUSTOM_FASTAPI_*", _SAGEMAKER),
     Reserved("CUSTOM_PRE_PROCESS", _SAGEMAKER),
     Reserved("CUSTOM_POST_PROCESS", _SAGEMAKER),

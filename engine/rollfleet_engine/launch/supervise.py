@@ -69,7 +69,8 @@ class Supervisor:
 
     def __init__(self, plan: Plan, environ: dict[str, str], finder: CauseFinder, grace_s: float = STOP_GRACE_S) -> None:
         self._plan = plan
-        self._environ = environ | dict(plan.env)
+        kept = {name: value for name, value in environ.items() if name not in plan.unset}
+        self._environ = kept | dict(plan.env)
         self._finder = finder
         self._finder_lock = threading.Lock()
         self._grace_s = grace_s

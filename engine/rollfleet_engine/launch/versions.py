@@ -1,5 +1,6 @@
 """Which releases of vLLM, vllm-ascend, torch, torch_npu, Triton-Ascend and CANN go together. Pure.
 
+None of these releases of vLLM is started by us (dialects.py); the table is for saying what an installation mixes.
 Sources: vllm-ascend's release compatibility matrix (docs/source/community/versioning_policy.md of main, 2026-08-22)
 and, per release, its requirements.txt and Dockerfile (tags v0.23.0rc1, v0.23.0, v0.24.0rc1, v0.25.1rc1). Of releases
 that are not in the table what their policy promises is checked: a release has vLLM's own number, torch_npu has torch's.
@@ -9,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from rollfleet_engine.launch.dialects import supported_releases
 from rollfleet_engine.launch.facts import AscendSoftware, Installation
 from rollfleet_protocol.termination import Problem
 
@@ -110,7 +112,7 @@ def _vllm(vllm: str, plugin: str) -> Iterator[Problem]:
     fits = ".".join(str(part) for part in wanted)
     yield Problem(
         cause=f"vllm-ascend {plugin} goes with vLLM {fits}, and vLLM {vllm} is installed",
-        remedy=f"use an image that has both of one release, for example with vLLM {fits}",
+        remedy=f"use an image that has both of one release, with vLLM {supported_releases()}",
     )
 
 

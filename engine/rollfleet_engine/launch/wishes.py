@@ -23,6 +23,7 @@ _BACKENDS = {
     TransferBackend.GLOO: Feature.GLOO,
     TransferBackend.SHM: Feature.SHM,
 }
+_INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Wish:
 
     feature: Feature
     value: str = ""
+    variable: str = ""  # the container's variable that asks for it, where the field does not
+
+    @property
+    def named(self) -> str:
+        """Who asks, for messages."""
+        return f"environment variable {self.variable} (spec.env or the image)" if self.variable else self.feature.value
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,7 @@ class Speech:
 
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()  # variables of the container that the engine must not have
     why: Mapping[str, str] = field(default_factory=dict)  # variable -> the field that asks for it
     additional: Mapping[str, JsonValue] = field(default_factory=dict)  # without the user's own
     compilation: Mapping[str, JsonValue] = field(default_factory=dict)  # without the user's own
@@ -56,8 +64,8 @@ def platform_of(facts: Facts) -> PlatformWords | None:
 
 
 def batch_invariant(config: EngineConfig, facts: Facts) -> bool:
-    """Asked for by the spec, or by the image: vLLM-Ascend keeps a variable that is set (RlConfig.apply)."""
-    return config.rl_config.batch_invariant or facts.environ.get("VLLM_BATCH_INVARIANT") == "1"
+    """Asked for by the flag, or by a variable, which vLLM-Ascend keeps where it is set (RlConfig.apply)."""
+    return config.rl_config.batch_invariant or facts.environ.get(_INVARIANT_VARIABLE) == "1"
 
 
 def wishes(config: EngineConfig, facts: Facts) -> Iterator[Wish]:
@@ -68,7 +76,7 @@ def wishes(config: EngineConfig, facts: Facts) -> Iterator[Wish]:
         (Feature.RL_MODE, rl_config.enabled),
         (Feature.EXTRA_CLEANUP, rl_config.extra_cleanup),
         (Feature.TRAINING_CONSISTENCY, rl_config.training_consistency),
-        (Feature.BATCH_INVARIANT, batch_invariant(config, facts)),
+        (Feature.BATCH_INVARIANT, rl_config.batch_invariant),
         (Feature.SLEEP, config.sleep_mode),
         (Feature.TOKEN_ENDPOINT, features.token_endpoint is TokenEndpoint.ENABLED),
         (Feature.TOKENS_ONLY, features.token_endpoint is TokenEndpoint.TOKENS_ONLY),
@@ -77,6 +85,8 @@ def wishes(config: EngineConfig, facts: Facts) -> Iterator[Wish]:
     ):
         if on:
             yield Wish(feature)
+    if batch_invariant(config, facts) and not rl_config.batch_invariant:
+        yield Wish(Feature.BATCH_INVARIANT, variable=f"{_INVARIANT_VARIABLE}=1")
     yield from _valued(config)
     if config.weight_transfer is not None:
         yield Wish(_BACKENDS[config.weight_transfer.backend])
@@ -114,7 +124,7 @@ def words_for(feature: Feature, dialect: Dialect, platform: PlatformWords) -> Wo
 
 def spoken(config: EngineConfig, facts: Facts, dialect: Dialect, platform: PlatformWords) -> Speech:
     """All words together. What is absent says nothing: that is a problem of its own."""
-    given = {name for name, _ in given_options(config.engine_args, dialect.option_names())}
+    given = set(given_options(config.engine_args, dialect.option_names()))
     args: list[str] = []
     env, why = dict(platform.env), dict.fromkeys(platform.env, "the platform")
     additional: dict[str, JsonValue] = {}
@@ -128,17 +138,21 @@ def spoken(config: EngineConfig, facts: Facts, dialect: Dialect, platform: Platf
                 given.add(option)
                 args += [option] if value is None else [option, value]
         env.update(words.env)
-        why.update(dict.fromkeys(words.env, wish.feature.value))
+        why.update(dict.fromkeys(words.env, wish.named))
         additional = merge(additional, words.additional)
         compilation = merge(compilation, words.compilation)
-    return Speech(tuple(args), env | _allocator(config, facts, platform), why, additional, compilation)
+    settings = _allocator(config, facts, platform)
+    env.update({ALLOCATOR_VARIABLE: settings} if settings else {})
+    unset = (ALLOCATOR_VARIABLE,) if settings == "" else ()
+    return Speech(tuple(args), env, unset, why, additional, compilation)
 
 
-def _allocator(config: EngineConfig, facts: Facts, platform: PlatformWords) -> dict[str, str]:
+def _allocator(config: EngineConfig, facts: Facts, platform: PlatformWords) -> str | None:
+    """What PYTORCH_NPU_ALLOC_CONF must be instead; None where it stays. Empty: nothing is left of it."""
     settings = facts.environ.get(ALLOCATOR_VARIABLE, "")
     kept = without_expandable_segments(settings)
     cleans = platform.cleans_allocator and config.rl_config.enabled and kept != settings
-    return {ALLOCATOR_VARIABLE: kept} if cleans else {}
+    return kept if cleans else None
 
 
 def json_options(config: EngineConfig, speech: Speech) -> tuple[str, ...]:

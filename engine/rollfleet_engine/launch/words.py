@@ -67,17 +67,30 @@ Vocabulary = Mapping[Feature, Words | Absent]
 
 @dataclass(frozen=True)
 class Option:
-    """An option of spec.engine.args, with the value of one of its JSON keys where only some values matter."""
+    """An option of spec.engine.args, or one key of it where it takes JSON, where only some values matter."""
 
     name: str
-    key: str = ""
-    values: frozenset[str] = frozenset()  # empty: any
+    key: str = ""  # a path with dots
+    values: frozenset[str] = frozenset()  # empty: any. As JSON writes them, words without quotes; * as in a shell
+    but: bool = False  # every value but these, where one is written
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A key of spec.engine.compilationConfig with the values that matter."""
+
+    key: str  # a path with dots
+    values: frozenset[str]  # as JSON writes them, words without quotes
+
+
+Thing = Feature | Option | Compilation
 
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Two things that a release does not do together."""
+    """Two things that a release does not do together, or only not where a third is there too."""
 
     feature: Feature
-    other: Feature | Option
+    other: Thing
     reason: str
+    also: Thing | None = None

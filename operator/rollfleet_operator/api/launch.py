@@ -47,10 +47,12 @@ class WeightTransfer(ApiModel):
     """How a trainer pushes weights."""
 
     backend: TransferBackend
-    """hccl: between different NPUs. ipc: on the same NPU, mode Colocated. gloo and shm: the same on CPUs."""
+    """gloo: between engines and trainer on CPUs. shm: the same on one host, mode Colocated. hccl and ipc, the same for
+    NPUs, are NotSupported by this release: a RolloutEngine that names one is not Accepted."""
     insecure_serialization: InsecureSerialization = InsecureSerialization.FORBIDDEN
     """Allowed: engines unpickle what an authenticated trainer sends (VLLM_ALLOW_INSECURE_SERIALIZATION=1): it may run
-    code in them. For backend ipc, whose handles vLLM-Ascend's HTTP client pickles; nothing else may have it."""
+    code in them. For backend ipc, whose handles vLLM-Ascend's HTTP client pickles; nothing else may have it,
+    and ipc is NotSupported by this release."""
 
 
 class Switch(StrEnum):

@@ -13,7 +13,7 @@ from rollfleet_engine.launch.facts import AscendSoftware, Memory, Platform
 from rollfleet_engine.launch.look_ascend import look_at_devices, look_at_software, python_folders
 from rollfleet_engine.launch.look_memory import look_at_memory
 from rollfleet_engine.launch.look_model import look_at_model
-from rollfleet_engine.launch.preflight import flash_attention_error, look_at_caches
+from rollfleet_engine.launch.preflight import ask_flash_attention, look_at_caches
 from rollfleet_protocol.engine_config import DEVICES_VARIABLE
 from tests.unit.launch.conftest import write_safetensors
 
@@ -208,10 +208,15 @@ def _module(folder: Path, text: str) -> dict[str, str]:
 
 def test_the_operator_of_fa3_is_imported(tmp_path: Path):
     environ = _module(tmp_path, "def flash_attn_with_kvcache(): ...")
-    assert flash_attention_error(sys.executable, environ) == ""
+    assert ask_flash_attention(sys.executable, environ).error == ""
     environ = _module(tmp_path, "x = 1")
-    assert "flash_attn_with_kvcache" in flash_attention_error(sys.executable, environ)
+    assert "flash_attn_with_kvcache" in ask_flash_attention(sys.executable, environ).error
     environ = _module(tmp_path, "raise OSError('libascend_hal.so: cannot open shared object file')")
-    assert "libascend_hal.so" in flash_attention_error(sys.executable, environ)
-    assert "No module named 'flash_attn_npu_v3'" in flash_attention_error(sys.executable, {})
-    assert "/none/python" in flash_attention_error("/none/python", {})
+    broken = ask_flash_attention(sys.executable, environ)
+    assert "libascend_hal.so" in broken.error
+    assert not broken.may_pass
+    assert "No module named 'flash_attn_npu_v3'" in ask_flash_attention(sys.executable, {}).error
+    environ = _module(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    killed = ask_flash_attention(sys.executable, environ)
+    assert "SIGKILL" in killed.error
+    assert killed.may_pass

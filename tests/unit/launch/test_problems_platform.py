@@ -344,7 +344,8 @@ def test_the_fleets_status_tells_cause_and_remedy():
 def test_what_canns_images_set_contradicts_nothing():
     """LCCL_DETERMINISTIC=0 stands in every image of CANN; batch invariance sets 1."""
     plugin = Plugin(has_rl_config=False, device="A2", custom_kernels=True, batch_invariant_kernels=True)
-    facts = build_ascend(installation=replace(ASCEND, plugin=plugin), environ={"LCCL_DETERMINISTIC": "0"})
+    spoken = replace(ASCEND, release="0.27.1", versions={}, plugin=plugin)
+    facts = build_ascend(installation=spoken, environ={"LCCL_DETERMINISTIC": "0"})
     planned = plan(build_config(rlConfig={"enableBatchInvariant": True}), facts)
     assert isinstance(planned, Plan), planned
     assert planned.env["LCCL_DETERMINISTIC"] == "1"

@@ -8,6 +8,7 @@ import pytest
 from rollfleet_engine.launch.plan import Plan, Refused, plan
 from tests.unit.launch.conftest import NEW_ASCEND, OLD_ASCEND, PLACES, on_npu
 
+OLD = "0.27.1 on NPUs without rl_config"
 NPUS = [name for name in PLACES if "NPUs" in name]
 npus = pytest.mark.parametrize("place", NPUS)
 INVARIANT = {"rlConfig": {"enableBatchInvariant": True}}
@@ -38,7 +39,7 @@ def _additional(found: Plan) -> dict:
 @npus
 def test_enabled_switches_nz_off_and_the_control_routes_on(make_config, make_facts, place):
     found = _plan(make_config, make_facts, place, {})
-    expected = {"weight_nz_mode": 0} if place.startswith("0.23") else {"rl_config": {"enabled": True}}
+    expected = {"weight_nz_mode": 0} if (place == OLD) else {"rl_config": {"enabled": True}}
     assert _additional(found) == expected
     assert found.env["VLLM_ASCEND_ENABLE_NZ"] == "0"
     assert found.env["VLLM_SERVER_DEV_MODE"] == "1"
@@ -82,7 +83,7 @@ def test_c13_batch_invariance_switches_off_what_it_does_not_go_with(make_config,
     wanted = {"VLLM_BATCH_INVARIANT": "1", "HCCL_DETERMINISTIC": "strict", "LCCL_DETERMINISTIC": "1"}
     assert wanted.items() <= found.env.items()
     rl_config = _additional(found).get("rl_config")
-    expected = None if place.startswith("0.23") else {"enabled": True, "enable_batch_invariant": True}
+    expected = None if (place == OLD) else {"enabled": True, "enable_batch_invariant": True}
     assert rl_config == expected
 
 
@@ -141,12 +142,12 @@ def test_training_consistency_takes_fa3(make_config, make_facts):
     assert _additional(found)["rl_config"] == {"enabled": True, "enable_training_consistency": True}
     assert _json(found.argv, "--compilation-config") == {"cudagraph_mode": "PIECEWISE"}
     both = {"rlConfig": {"enableTrainingConsistency": True, "enableBatchInvariant": True}}
-    old = _plan(make_config, make_facts, "0.23 on NPUs", both)
+    old = _plan(make_config, make_facts, OLD, both)
     assert old.argv[old.argv.index("--attention-backend") + 1] == "FLASH_ATTN"
 
 
-def test_training_consistency_alone_would_be_ignored_by_0_23(make_config, make_facts):
-    (cause,) = _causes(make_config, make_facts, PLACES["0.23 on NPUs"], CONSISTENT)
+def test_training_consistency_alone_would_be_ignored_without_rl_config(make_config, make_facts):
+    (cause,) = _causes(make_config, make_facts, PLACES[OLD], CONSISTENT)
     assert "spec.rlConfig.enableTrainingConsistency has no effect" in cause
     assert "spec.rlConfig.enableBatchInvariant" in cause
 
@@ -182,6 +183,53 @@ def test_a_variable_of_the_image_asks_for_batch_invariance_too(make_config, make
     found = _plan(make_config, make_facts, place, {}, environ={"VLLM_BATCH_INVARIANT": "1"})
     assert "--no-enable-prefix-caching" in found.argv
     assert any("VLLM_BATCH_INVARIANT" in warning for warning in found.warnings)
+    assert _json(found.argv, "--compilation-config") == {"cudagraph_mode": "PIECEWISE"}
+
+
+VARIABLE = {"VLLM_BATCH_INVARIANT": "1"}
+
+
+@npus
+@pytest.mark.parametrize("mode", ["FULL", "FULL_AND_PIECEWISE", None])
+def test_a_variable_that_asks_for_batch_invariance_is_judged_as_the_flag(make_config, make_facts, place, mode):
+    config = {"compilationConfig": {"cudagraph_mode": mode}}
+    (cause,) = _causes(make_config, make_facts, PLACES[place], config, environ=VARIABLE)
+    assert "spec.engine.compilationConfig.cudagraph_mode" in cause
+    assert "VLLM_BATCH_INVARIANT=1 (spec.env or the image)" in cause
+    assert "spec.rlConfig" not in cause
+    none = _plan(make_config, make_facts, place, {"compilationConfig": {"cudagraph_mode": "NONE"}}, environ=VARIABLE)
+    assert _json(none.argv, "--compilation-config") == {"cudagraph_mode": "NONE"}
+    for arguments in (["--enable-prefix-caching"], ["--block-size=64"]):
+        (cause,) = _causes(make_config, make_facts, PLACES[place], {"engineArgs": arguments}, environ=VARIABLE)
+        assert "VLLM_BATCH_INVARIANT=1" in cause
+        assert "spec.rlConfig" not in cause
+
+
+@pytest.mark.parametrize(
+    ("installation", "words"),
+    [
+        (PLACES["0.27.1 on CPUs"], ["VLLM_BATCH_INVARIANT=1", "CPU"]),
+        (on_npu(dataclasses.replace(NEW_ASCEND, device="A5"), "0.27.1"), ["VLLM_BATCH_INVARIANT=1", "A5"]),
+    ],
+)
+def test_the_remedy_for_a_variable_is_to_remove_it(make_config, make_facts, installation, words):
+    found = plan(make_config(), make_facts(installation=installation, environ=VARIABLE))
+    assert isinstance(found, Refused), found
+    (problem,) = found.problems
+    assert all(word in problem.cause for word in words)
+    assert "remove VLLM_BATCH_INVARIANT=1" in problem.remedy
+    assert "false" not in problem.remedy
+
+
+@npus
+@pytest.mark.parametrize("settings", ["expandable_segments:True", " expandable_segments:False ,"])
+def test_settings_of_which_nothing_is_left_are_unset(make_config, make_facts, place, settings):
+    found = _plan(make_config, make_facts, place, {}, environ={"PYTORCH_NPU_ALLOC_CONF": settings})
+    assert found.unset == ("PYTORCH_NPU_ALLOC_CONF",)
+    assert "PYTORCH_NPU_ALLOC_CONF" not in found.env
+    assert json.loads(found.to_json())["unset"] == ["PYTORCH_NPU_ALLOC_CONF"]
+    off = _plan(make_config, make_facts, place, {"rlConfig": {"enabled": False}}, environ=VARIABLE)
+    assert off.unset == ()
 
 
 @npus
@@ -227,7 +275,7 @@ def test_vllm_ascend_s_other_settings_are_merged(make_config, make_facts, place)
     found = _additional(_plan(make_config, make_facts, place, {"additionalConfig": additional}))
     assert found["eplb_config"] == {"dynamic_eplb": True}
     assert found["weight_nz_mode"] == 0
-    assert ("rl_config" in found) is not place.startswith("0.23")
+    assert ("rl_config" in found) is not (place == OLD)
 
 
 @npus
@@ -237,8 +285,8 @@ def test_extra_cleanup_goes_with_sleep_mode(make_config, make_facts, place):
     assert "--enable-sleep-mode" in found.argv
     assert found.env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     additional = _additional(found)
-    told = additional if place.startswith("0.23") else additional["rl_config"]
-    assert told["enable_sleep_mode_extra_cleanup" if place.startswith("0.23") else "sleep_mode_extra_cleanup"] is True
+    told = additional if (place == OLD) else additional["rl_config"]
+    assert told["enable_sleep_mode_extra_cleanup" if (place == OLD) else "sleep_mode_extra_cleanup"] is True
     (cause,) = _causes(make_config, make_facts, PLACES[place], config | {"sleepMode": False})
     assert "sleepModeExtraCleanup" in cause
     assert "spec.sleepMode" in cause

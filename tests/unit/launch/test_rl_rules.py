@@ -1,5 +1,6 @@
 """The launcher brings about what vLLM-Ascend's rl_config does, on releases with it and without it, or refuses."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ def _is_sound(written: Any) -> bool:
     return isinstance(written, Mapping) and all(isinstance(value, bool) for value in written.values())
 
 
-# 0.23 takes FA3 under batch invariance only, and the launcher says so (test_rl_config.py).
+# A build without rl_config takes FA3 under batch invariance only, and the launcher says so (test_rl_config.py).
 BEFORE = tuple(case for case in CASES if not case.flags.get("enable_training_consistency"))
-PAIRS = [("0.27.1 on NPUs", case) for case in CASES] + [("0.23 on NPUs", case) for case in BEFORE]
+PAIRS = [("0.27.1 on NPUs", case) for case in CASES] + [("0.27.1 on NPUs without rl_config", case) for case in BEFORE]
 
 
 @pytest.mark.parametrize(("place", "case"), PAIRS, ids=lambda each: each if isinstance(each, str) else each.rule)
@@ -48,10 +49,41 @@ def test_the_launcher_does_what_rl_config_does(place: str, case: Case):
         assert isinstance(found, Refused), found
         return
     assert isinstance(found, Plan), found
-    environ = dict(case.environ) | dict(found.env)
+    environ = {name: value for name, value in case.environ.items() if name not in found.unset} | dict(found.env)
     for name, value in case.after.items():
-        if name != "VLLM_SERVER_DEV_MODE":  # the guard's control routes need it in every engine
+        if name == "PYTORCH_NPU_ALLOC_CONF":
+            assert environ.get(name) == (value or None)  # without an entry the launcher takes it away
+        elif name != "VLLM_SERVER_DEV_MODE":  # the guard's control routes need it in every engine
             assert environ.get(name) == value
+    additional = _additional(found)
+    if case.nz is not None:
+        assert _nz(additional, environ) == case.nz
+    flags = _flags(found, additional, environ)
+    assert {key: flags[key] for key in case.flags} == case.flags
+
+
+def _additional(found: Plan) -> dict[str, Any]:
+    option = "--additional-config"
+    return json.loads(found.argv[found.argv.index(option) + 1]) if option in found.argv else {}
+
+
+def _nz(additional: Mapping[str, Any], environ: Mapping[str, str]) -> int:
+    """In effect: what rl_config makes of it, else the setting, else the variable (AscendConfig._get_config_value)."""
+    if additional.get("rl_config", {}).get("enabled"):
+        return 0
+    return int(additional.get("weight_nz_mode", environ.get("VLLM_ASCEND_ENABLE_NZ", "1")))
+
+
+def _flags(found: Plan, additional: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, bool]:
+    """Each key as vLLM-Ascend gets it: by rl_config, or by what a build without it reads instead."""
+    if "rl_config" in additional:
+        return dict.fromkeys(RL_KEYS, False) | additional["rl_config"]
+    return {
+        "enabled": additional.get("weight_nz_mode") == 0,
+        "sleep_mode_extra_cleanup": bool(additional.get("enable_sleep_mode_extra_cleanup")),
+        "enable_training_consistency": "FLASH_ATTN" in found.argv,
+        "enable_batch_invariant": environ.get("VLLM_BATCH_INVARIANT") == "1",
+    }
 
 
 def _checkout(folder: Path, *, strict: bool = True, cleans: bool = True) -> Path:
