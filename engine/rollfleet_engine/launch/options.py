@@ -58,6 +58,7 @@ def _resolve(name: str, known: frozenset[str]) -> tuple[str, ...]:
 
 # Options that the parser knows by two names (engine/arg_utils.py); tests/parsers compares with every release's own.
 ALIASES: Mapping[str, str] = {
+    "--device-memory-utilization": "--gpu-memory-utilization",
     "-ac": "--attention-config",
     "-asc": "--api-server-count",
     "-cc": "--compilation-config",
