@@ -67,11 +67,17 @@ class Auditor:
             self.book.proven.add(host.template)
             self._answered(host.uid, process.state.weights.version or 0)
             probe = process.state.probe
-            if probe is not None and probe.version == process.state.weights.version:
+            if probe is not None and probe.version == process.state.weights.version and not self._is_unheard(host):
                 name, known = probes.setdefault((probe.version, probe.tokens, host.obeys), (host.uid, probe.logprobs))
                 apart = max((abs(a - b) for a, b in zip(known, probe.logprobs, strict=True)), default=0.0)
                 if apart > PROBE_TOLERANCE and not self.book.ever_lost:
                     raise BrokenPromise("agree", f"{name} and {host.uid} serve and differ by {apart:g} in the probe")
+
+    def _is_unheard(self, host: Host) -> bool:
+        """Nobody can ask it for its answer, and none was kept with the commit: an update of one engine has no other."""
+        committed = self.book.committed
+        cut = host.uid not in self._api.pods or self._clock.time < host.node.cut_until
+        return cut and (committed is None or committed.probe is None)
 
     def _is_beyond(self, host: Host) -> bool:
         """Its pod vanished, and the only record of that was lost with the fleet's status: nobody can know of it."""
