@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from rollfleet_protocol.base import Answer
+from rollfleet_protocol.words import Words
 
 
 class RefusalReason(StrEnum):
@@ -40,7 +41,7 @@ class ClosedReason(StrEnum):
 class RefusalDetail(Answer):
     """OpenAI-style error object, so that existing clients show the message."""
 
-    message: str  # cause and remedy
+    message: Words  # cause and remedy
     type: str = "rollfleet"
     code: int
     reason: RefusalReason

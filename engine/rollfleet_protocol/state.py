@@ -3,22 +3,12 @@
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from rollfleet_protocol.base import Answer
 from rollfleet_protocol.sleep import Sleeping
-from rollfleet_protocol.words import visible
+from rollfleet_protocol.words import Words
 
-MAX_WORDS = 4096  # characters; a state stays far below what an operator reads of an answer
-
-
-def _fit_to_send(text: str) -> str:
-    """Bounded, and text: a file's or a tensor's name may be neither, and must not keep a state from being told."""
-    shown = visible(text[:MAX_WORDS])
-    return shown if len(shown) <= MAX_WORDS and len(text) <= MAX_WORDS else shown[: MAX_WORDS - 1] + "…"
-
-
-Words = Annotated[str, AfterValidator(_fit_to_send)]
 # As far as commands go: what a guard says beyond them, no command could answer.
 Epoch = Annotated[int, Field(ge=0, le=2**62)]
 Version = Annotated[int, Field(ge=0, le=2**63 - 1)]

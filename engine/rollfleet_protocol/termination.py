@@ -1,7 +1,7 @@
 """The launcher's last word: JSON in the container's termination message, which the kubelet copies to the pod."""
 
 from rollfleet_protocol.base import Answer
-from rollfleet_protocol.state import Words
+from rollfleet_protocol.words import Words
 
 # The kubelet keeps this many bytes of a termination message (kubelet's MaxContainerTerminationMessageLength).
 TERMINATION_MESSAGE_BYTES = 4096

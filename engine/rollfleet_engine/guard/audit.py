@@ -14,7 +14,7 @@ from rollfleet_engine.guard.answers import Scope
 from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.tallies import Tallies
-from rollfleet_protocol.words import visible
+from rollfleet_protocol.words import fitted
 
 DENIALS_EVERY_S = 1.0
 READS_EVERY_S = 300.0
@@ -23,6 +23,7 @@ OPERATOR = "operator"  # the only one that commands
 TRAINER = "trainer"  # of an armed push: native routes only
 STATE, NATIVE, UNKNOWN = "state", "native", "unknown"
 _LONGEST_WORD = 200
+_LONGEST_MESSAGE = 500
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Audit:
                 "path": _word(scope["path"]),
                 "status": call.status,
                 "outcome": call.outcome,
-                "message": message,
+                "message": fitted(message, _LONGEST_MESSAGE),
             }
         )
 
@@ -151,4 +152,4 @@ def _peer(scope: Scope, *, port: bool = True) -> str:
 
 
 def _word(text: str) -> str:
-    return visible(text[:_LONGEST_WORD])
+    return fitted(text, _LONGEST_WORD)

@@ -8,6 +8,7 @@ them itself. (uvicorn 0.54, protocols/http; llhttp has no bound on headers; http
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -16,7 +17,12 @@ from rollfleet_protocol.refusals import Refusal, RefusalDetail, RefusalReason
 
 LARGEST_HEAD = 64 << 10  # bytes; h11's own bound
 LOGGED_EVERY_S = 1.0
-_OF_STRANGERS = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
+_OF_STRANGERS = (
+    "Invalid HTTP request",
+    "Unsupported upgrade request",
+    "No supported WebSocket library",
+    "Exception in ASGI application",  # with a traceback each
+)
 OnRefusal = Callable[[RefusalReason], None]
 
 
@@ -152,26 +158,26 @@ def bound_server(app: Any, head_s: float, on_refusal: OnRefusal) -> bool:
 
 
 class Rarely(logging.Filter):
-    """Lets a line about a malformed request through once a second, with how many were left out."""
+    """Lets a line of each kind that requests cause through once a second, with how many were left out."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._next = float("-inf")
-        self._more = 0
+        self._next: dict[str, float] = {}  # by kind
+        self._more: Counter[str] = Counter()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether it is written."""
-        if not str(record.msg).startswith(_OF_STRANGERS):
+        kind = next((each for each in _OF_STRANGERS if str(record.msg).startswith(each)), None)
+        if kind is None:
             return True
         now = self._clock()
-        if now < self._next:
-            self._more += 1
+        if now < self._next.get(kind, now):
+            self._more[kind] += 1
             return False
-        self._next = now + LOGGED_EVERY_S
-        if self._more:
-            record.msg = f"{record.msg} ({self._more} more since the last line of this kind)"
-            self._more = 0
+        self._next[kind] = now + LOGGED_EVERY_S
+        if more := self._more.pop(kind, 0):
+            record.msg = f"{str(record.msg).rstrip()} ({more} more since the last line of this kind)"
         return True
 
 

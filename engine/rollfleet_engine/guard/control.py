@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rollfleet_engine.guard.answers import Answer, Receive, Scope, Send, refusal
+from rollfleet_engine.guard.answers import STATUS_OF, Answer, Receive, Scope, Send, refusal
 from rollfleet_engine.guard.audit import NATIVE, OPERATOR, STATE, TRAINER, UNKNOWN, Audit, Call
 from rollfleet_engine.guard.bodies import BodyError, GoneError, read_body
 from rollfleet_engine.guard.doors import welcome
@@ -42,6 +42,7 @@ from rollfleet_protocol.commands import (
 from rollfleet_protocol.engine_config import OperatorIdentity
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.state import EngineState
+from rollfleet_protocol.words import fitted
 
 LARGEST_BODY = 1 << 20  # bytes
 BODY_TIMEOUT_S = 10.0
@@ -115,7 +116,7 @@ class ControlApp:
                 else:
                     await denied(send)
         except TimeoutError:
-            self._log.write("control.timeout", path=scope["path"][:200], seconds=REQUEST_TIMEOUT_S)
+            self._log.write("control.timeout", path=fitted(scope["path"], 200), seconds=REQUEST_TIMEOUT_S)
 
     def close(self) -> None:
         """The process ends: what the audit holds back is written."""
@@ -134,9 +135,9 @@ class ControlApp:
         return None
 
     def _denied(self, scope: Scope, reason: RefusalReason, message: str, *headers: tuple[bytes, bytes]) -> Answer:
-        answer = refusal(reason, message, *headers)
-        self._audit.denied(scope, Call(_command_of(scope["path"]), reason, answer.status), message)
-        return answer
+        """Counted and told first: whatever becomes of the answer."""
+        self._audit.denied(scope, Call(_command_of(scope["path"]), reason, STATUS_OF[reason]), message)
+        return refusal(reason, message, *headers)
 
     def _for_sender(self, path: str, act: Act) -> Callable[[Request], Awaitable[Response]]:
         """To the operator these are closed as the engine's other control routes are."""

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from rollfleet_protocol.engine_config import TokenVerification
 OLDEST_TOKEN_S = 15 * 60
 LEEWAY_S = 10  # for nbf, iat, exp and the age: clocks of nodes differ
 LONGEST_TOKEN = 16 * 1024  # characters
+# What reading a stranger's token raises; of releases of PyJWT, the older let more through of what is below them.
+UNREADABLE = (PyJWTError, ValueError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,8 @@ class ServiceAccountVerifier:
             )
         except jwt.InvalidAudienceError as error:
             raise IdentityError(f"the token is refused: it is not for audience {self._audience}") from error
-        except PyJWTError as error:
-            raise IdentityError(f"the token is refused: {error}") from error
+        except UNREADABLE as error:
+            raise IdentityError(f"the token is refused: {_cause(error)}") from error
 
     def _check_times(self, claims: dict[str, Any]) -> None:
         now = self._wall_clock()
@@ -111,16 +114,22 @@ class ServiceAccountVerifier:
 
 def _seconds(claims: dict[str, Any], name: str) -> float:
     value = claims[name]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise IdentityError(f"the token is refused: {name} is no time")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, int | float):
+        with suppress(OverflowError):  # of an integer
+            if math.isfinite(seconds := float(value)):
+                return seconds
+    raise IdentityError(f"the token is refused: {name} is no time")
+
+
+def _cause(error: Exception) -> str:
+    return str(error) if isinstance(error, PyJWTError) else type(error).__name__
 
 
 def _read_header(token: str) -> tuple[str, str]:
     try:
         header = jwt.get_unverified_header(token)
-    except PyJWTError as error:
-        raise IdentityError(f"not a token: {error}") from error
+    except UNREADABLE as error:
+        raise IdentityError(f"not a token: {_cause(error)}") from error
     kid, algorithm = header.get("kid"), header.get("alg")
     if not isinstance(kid, str) or algorithm not in ALGORITHMS:
         raise IdentityError(f"the token must name its key and be signed by {' or '.join(ALGORITHMS)}")
@@ -133,4 +142,7 @@ def _caller(claims: dict[str, Any]) -> Caller:
     uid = account.get("uid") if isinstance(account, dict) else None
     if not isinstance(uid, str) or not uid:
         raise IdentityError("the token is not a ServiceAccount's: it has no kubernetes.io.serviceaccount.uid")
-    return Caller(str(claims["sub"]), uid)
+    subject = claims["sub"]
+    if not isinstance(subject, str):  # PyJWT looks at that since 2.10
+        raise IdentityError("the token is refused: its subject is no text")
+    return Caller(subject, uid)

@@ -20,6 +20,7 @@ import jwt
 from jwt.exceptions import PyJWTError
 
 from rollfleet_protocol.engine_config import TokenVerification
+from rollfleet_protocol.words import fitted
 
 ALGORITHMS = ("RS256", "ES256")  # what API servers sign with; never "none", never a shared secret
 FETCH_TIMEOUT_S = 5.0
@@ -28,10 +29,17 @@ REFRESH_S = 300.0  # up to half more of it by chance, so that a thousand engines
 STALE_S = 600.0
 OLDEST_KEYS_S = 3600.0
 LARGEST_KEY_SET = 1 << 20  # bytes
+LONGEST_CAUSE = 500  # characters
 
 
 class IdentityError(Exception):
-    """The token proves nothing; the message says why, never the token."""
+    """The token proves nothing; the message says why, never the token.
+
+    What it quotes is a stranger's, by way of whoever read it: bounded, and fit to be shown and sent.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(fitted(message, LONGEST_CAUSE))
 
 
 @dataclass(frozen=True)

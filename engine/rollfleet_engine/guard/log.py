@@ -8,6 +8,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from rollfleet_protocol.words import visible_json
+
 STDOUT = 1
 
 
@@ -26,11 +28,10 @@ class GuardLog:
         moment = time.time_ns() if time_ns is None else time_ns
         stamp = datetime.fromtimestamp(moment / 1e9, UTC).isoformat(timespec="microseconds")
         line = {"time": stamp, "timeNs": moment, "logger": self._logger, "event": event, **self._fields, **details}
-        text = json.dumps(line, ensure_ascii=False) + "\n"
-        encoded = text.encode("utf-8", "backslashreplace")  # names of files need not be UTF-8
+        text = visible_json(json.dumps(line, ensure_ascii=False)) + "\n"  # names of files need not be UTF-8
         # Nobody reads any more: no reason to leave a gate as it should not be. There is nowhere to say it either.
         with suppress(OSError):
             if self._stream is None:
-                os.write(STDOUT, encoded)
+                os.write(STDOUT, text.encode())
             else:
-                self._stream.write(encoded.decode())
+                self._stream.write(text)

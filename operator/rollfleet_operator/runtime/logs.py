@@ -7,6 +7,8 @@ import traceback
 from datetime import UTC, datetime
 from typing import Any
 
+from rollfleet_protocol.words import visible_json
+
 MAX_LINE = 16_384  # characters of a field's text
 
 
@@ -24,7 +26,7 @@ class JsonFormatter(logging.Formatter):
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = "".join(traceback.format_exception(*record.exc_info))[-MAX_LINE:]
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return visible_json(json.dumps(line, default=str, ensure_ascii=False))
 
 
 def set_up(level: str) -> None:

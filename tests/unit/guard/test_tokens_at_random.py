@@ -3,32 +3,49 @@
 import base64
 import json
 import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import certifi
+import httpx
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rollfleet_engine.guard.control import ControlApp
 from rollfleet_engine.guard.identity import LONGEST_TOKEN, Caller, ServiceAccountVerifier
-from rollfleet_engine.guard.keys import ApiServerKeys, IdentityError, KeyRing
+from rollfleet_engine.guard.keys import LONGEST_CAUSE, ApiServerKeys, IdentityError, KeyRing
+from rollfleet_protocol.commands import STATE_PATH
 from rollfleet_protocol.engine_config import TokenVerification
-from tests.support.guards import FLEET, OPERATOR
+from rollfleet_protocol.refusals import Refusal
+from rollfleet_protocol.words import visible
+from tests.support.guards import FLEET, OPERATOR, Guarded
 from tests.support.tokens import ApiServer, claims, ec_key, rsa_key, sign
 
 RSA_KEY, EC_KEY = rsa_key(), ec_key()
 GOOD = {"first": sign(RSA_KEY), "curve": sign(EC_KEY, "curve")}
 OPERATORS = Caller(OPERATOR.subject, OPERATOR.uid)
+# JSON can say halves of pairs, and what steers a terminal.
+TEXT = st.text(st.characters() | st.sampled_from("\x1b\x9b\u202e\ud800\udfff\x00"), max_size=20)
 ANY = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=6,
 )
 SEARCH = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture
+async def client(guarded: Guarded, verifier: ServiceAccountVerifier) -> AsyncIterator[httpx.AsyncClient]:
+    app = ControlApp(guarded.service, verifier, OPERATOR, guarded.log)
+    transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="https://guard") as client:
+        yield client
+    app.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +63,22 @@ async def refused(verifier: ServiceAccountVerifier, token: str) -> None:
     assert str(error.value)
     assert len(token) < 40 or token not in str(error.value)
     assert len(str(error.value)) < 2000
+
+
+async def refused_by_the_port(client: httpx.AsyncClient, guarded: Guarded, token: str) -> str:
+    """Answered in the guard's words, counted, and told in lines that show what they say. The message."""
+    counted = guarded.service.tallies.control["state", "Unauthenticated"]
+    answer = await client.get(STATE_PATH, headers={"Authorization": f"Bearer {token}"})
+    assert answer.status_code == 401
+    error = Refusal.model_validate_json(answer.content).error
+    assert error.reason == "Unauthenticated"
+    assert len(error.message) <= LONGEST_CAUSE
+    assert guarded.service.tallies.control["state", "Unauthenticated"] == counted + 1
+    log = guarded.stream.getvalue()
+    for text in (error.message, log):
+        assert visible(text) == text
+    assert max(map(len, log.splitlines()), default=0) < 2000
+    return error.message
 
 
 def b64(value: Any) -> str:
@@ -80,6 +113,33 @@ async def test_any_head_over_good_claims(verifier: ServiceAccountVerifier, head:
     _, body, signature = GOOD["first"].split(".")
     await refused(verifier, f"{b64(head)}.{body}.{signature}")
     await refused(verifier, f"{b64({'alg': 'RS256', 'kid': 'first'} | head)}.{body}.{signature}x")
+
+
+@SEARCH
+@given(st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64"]), ANY | st.lists(TEXT, max_size=3)))
+async def test_any_head_at_the_control_port(client: httpx.AsyncClient, guarded: Guarded, head: dict[str, Any]) -> None:
+    await refused_by_the_port(client, guarded, f"{b64({'alg': 'RS256', 'kid': 'first'} | head)}.{b64(claims())}.eA")
+
+
+async def test_what_a_token_says_is_quoted_short_and_visible(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    half = "eyJhbGciOiJSUzI1NiIsImtpZCI6IngiLCJjcml0IjpbIlx1ZDgwMCJdfQ.e30.eA"
+    assert "\\ud800" in await refused_by_the_port(client, guarded, half)
+    steering = {"alg": "RS256", "kid": "x", "crit": ["\x1b]0;owned\x07\u202e\u009b2J" + "A" * 11_000]}
+    message = await refused_by_the_port(client, guarded, f"{b64(steering)}.e30.eA")
+    assert "\\x1b]0;owned\\x07\\u202e\\x9b2JA" in message
+    assert message.endswith("A…")
+
+
+async def test_what_python_cannot_parse_is_no_token(client: httpx.AsyncClient, guarded: Guarded) -> None:
+    for head in (
+        "[" * 9000,
+        '{"alg": ' + "9" * 5000 + "}",
+        '{"alg": "RS256", "kid": "first", "crit": 7}',
+        "\x00",
+        '"x"',
+    ):
+        text = base64.urlsafe_b64encode(head.encode()).rstrip(b"=").decode()
+        await refused_by_the_port(client, guarded, f"{text}.{b64(claims())}.eA")
 
 
 @SEARCH

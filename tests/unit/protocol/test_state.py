@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rollfleet_protocol.state import MAX_WORDS, EngineState
+from rollfleet_protocol.state import EngineState
+from rollfleet_protocol.words import MAX_WORDS
 from tests.support.builders import make_state
 
 TOO_MUCH: dict[str, tuple[tuple[str, ...], Any]] = {

@@ -1,12 +1,15 @@
 """What others say is shown as text, and steers nobody's terminal."""
 
+import json
+
 import pytest
 from pydantic import ValidationError
 
 from rollfleet_operator.clients.errors import MAX_TEXT, clipped
 from rollfleet_operator.core.conditions import clip
-from rollfleet_protocol.state import MAX_WORDS, Failure, FailureReason
-from rollfleet_protocol.words import visible
+from rollfleet_protocol.refusals import Refusal, RefusalDetail, RefusalReason
+from rollfleet_protocol.state import Failure, FailureReason
+from rollfleet_protocol.words import MAX_WORDS, visible, visible_json
 
 HOSTILE = {
     "colour": ("\x1b[31mred", "\\x1b[31mred"),
@@ -26,6 +29,17 @@ def test_what_steers_a_terminal_is_written_out(case: str) -> None:
     assert visible(said) == clipped(said) == shown
     assert Failure(reason=FailureReason.PROBE_FAILED, message=said).message == shown
     assert not set(clip(said)) & set(map(chr, (*range(0x20), *range(0x7F, 0xA0), 0x202E, 0xD800)))
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_lines_of_json_say_the_same_and_steer_nothing(case: str) -> None:
+    said, _ = HOSTILE[case]
+    line = visible_json(json.dumps({"message": said}, ensure_ascii=False))
+    assert visible(line) == line
+    assert json.loads(line) == {"message": said}
+    assert Refusal.model_validate_json(
+        Refusal(error=RefusalDetail(message=said, code=401, reason=RefusalReason.UNAUTHENTICATED)).model_dump_json()
+    ).error.message == visible(said)
 
 
 def test_ordinary_words_stay_as_they_are() -> None:
