@@ -5,12 +5,12 @@ trainers can speak to these backends. Everything is JSON; nothing here is ever u
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 DTYPES = {  # torch's name -> safetensors' name, bytes
     "bool": ("BOOL", 1),
@@ -31,7 +31,7 @@ DTYPES = {  # torch's name -> safetensors' name, bytes
     "float64": ("F64", 8),
     "complex64": ("C64", 8),
 }
-MOST_TENSORS = 1_000_000
+MOST_TENSORS = 200_000  # of one call; its body ends before that with names of usual length
 MOST_DIMENSIONS = 64
 MOST_BYTES = 1 << 48  # of one tensor
 PACKED_BUFFER_BYTES = 64 << 20  # on both sides; two of them are in use at once
@@ -40,15 +40,34 @@ SHM_FOLDER = "/dev/shm"  # noqa: S108 - where Linux keeps POSIX shared memory
 SHM_NAME = re.compile(r"rollfleet-[0-9a-f]{32}")
 TRAINER_ERROR_KEY = "rollfleet/trainer-error"  # in the group's store: why the trainer broke off
 LONGEST_WORDS = 1000
+MOST_SETTINGS = 32  # of an update call, beside the tensors
 
 BufferBytes = Annotated[int, Field(ge=SMALLEST_BUFFER, le=LARGEST_BUFFER, multiple_of=8)]
 Group = Annotated[str, Field(max_length=256)]
 
 
+# What a trainer may send is bounded in errors too: pydantic would make an object of each, and they are larger than what
+# they are about. So lists stop at their first one, and unknown fields are one error together.
+TensorName = Annotated[str, Field(min_length=1, max_length=512)]
+DtypeName = Annotated[str, Field(max_length=32)]
+Shape = Annotated[list[Annotated[int, Field(ge=1, le=MOST_BYTES)]], Field(max_length=MOST_DIMENSIONS), FailFast()]
+
+
 class Native(BaseModel):
     """Unknown fields are refused: a setting that one side does not know would make both disagree about the bytes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    @model_validator(mode="after")
+    def _other_fields(self) -> Self:
+        if self.model_extra:
+            raise ValueError(f"unknown fields: {_some(self.model_extra)}")
+        return self
+
+
+def _some(names: Collection[str]) -> str:
+    shown = ", ".join(name[:64] for name, _ in zip(names, range(5), strict=False))
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 @dataclass(frozen=True)
@@ -64,9 +83,9 @@ class TensorMeta:
 class TensorList(Native):
     """Which tensors come, in their order. Three lists of one length, as vLLM sends them."""
 
-    names: Annotated[list[str], Field(min_length=1, max_length=MOST_TENSORS)]
-    dtype_names: list[str]
-    shapes: list[list[int]]
+    names: Annotated[list[TensorName], Field(min_length=1, max_length=MOST_TENSORS), FailFast()]
+    dtype_names: Annotated[list[DtypeName], Field(max_length=MOST_TENSORS), FailFast()]
+    shapes: Annotated[list[Shape], Field(max_length=MOST_TENSORS), FailFast()]
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:
@@ -76,8 +95,9 @@ class TensorList(Native):
         for name, dtype, shape in zip(self.names, self.dtype_names, self.shapes, strict=True):
             if dtype not in DTYPES:
                 raise ValueError(f"tensor {name}: dtype {dtype!r} is not one of {', '.join(DTYPES)}")
-            if len(shape) > MOST_DIMENSIONS or not 0 < prod(shape) <= MOST_BYTES or min(shape, default=1) < 1:
-                raise ValueError(f"tensor {name}: shape {shape} is empty or too large")
+            nbytes = prod(shape) * DTYPES[dtype][1]
+            if nbytes > MOST_BYTES:
+                raise ValueError(f"tensor {name}: {dtype} {shape} is too large: {nbytes} bytes, at most {MOST_BYTES}")
         return self
 
     def tensors(self) -> Iterator[TensorMeta]:
@@ -136,10 +156,25 @@ class StartCall(Native):
     """Body of POST /start_weight_update: empty, absent or {}."""
 
 
+class UpdateInfo(TensorList):
+    """An update of any backend, which reads what it needs beside the tensors: plain values, by name."""
+
+    @model_validator(mode="after")
+    def _other_fields(self) -> Self:
+        settings = self.model_extra or {}
+        if len(settings) > MOST_SETTINGS:
+            raise ValueError(f"{len(settings)} fields beside the tensors, at most {MOST_SETTINGS}: {_some(settings)}")
+        for name, value in settings.items():
+            short = len(value) <= LONGEST_WORDS if isinstance(value, str) else isinstance(value, int | float)
+            if not (short or value is None):
+                raise ValueError(f"{name[:64]}: is not a number, a truth value, or a text of up to {LONGEST_WORDS}")
+        return self
+
+
 class UpdateCall(Native):
     """Body of POST /update_weights."""
 
-    update_info: dict[str, object]
+    update_info: UpdateInfo
 
 
 class FinishCall(Native):

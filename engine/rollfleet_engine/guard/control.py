@@ -19,8 +19,7 @@ from rollfleet_engine.guard.doors import welcome
 from rollfleet_engine.guard.identity import Caller, Verifier
 from rollfleet_engine.guard.keys import IdentityError
 from rollfleet_engine.guard.log import GuardLog
-from rollfleet_engine.guard.native import LARGEST_BODY as LARGEST_NATIVE_BODY
-from rollfleet_engine.guard.native import Act, NativeRoutes
+from rollfleet_engine.guard.native import PATHS, NativeRoutes
 from rollfleet_engine.guard.routes import cure_of, is_control
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_protocol.commands import (
@@ -93,10 +92,7 @@ class ControlApp:
                     Route(f"{PREFIX}/{name}", self._endpoint(name, self._obeying(model)), methods=["POST"])
                     for name, model in COMMANDS.items()
                 ),
-                *(
-                    Route(path, self._for_sender(path, act), methods=["POST"])
-                    for path, act in self._native.acts.items()
-                ),
+                *(Route(path, self._for_sender(path), methods=["POST"]) for path in PATHS),
             ],
             exception_handlers={HTTPException: self._no_route},
         )
@@ -110,7 +106,7 @@ class ControlApp:
             async with asyncio.timeout(REQUEST_TIMEOUT_S) as limit:
                 denied = await self._deny(scope)
                 if denied is None:
-                    if scope["path"] in self._native.acts:
+                    if scope["path"] in PATHS:
                         limit.reschedule(None)  # the transfer's own deadline bounds them
                     await self._api(scope, receive, send)
                 else:
@@ -139,13 +135,15 @@ class ControlApp:
         self._audit.denied(scope, Call(_command_of(scope["path"]), reason, STATUS_OF[reason]), message)
         return refusal(reason, message, *headers)
 
-    def _for_sender(self, path: str, act: Act) -> Callable[[Request], Awaitable[Response]]:
+    def _for_sender(self, path: str) -> Callable[[Request], Awaitable[Response]]:
         """To the operator these are closed as the engine's other control routes are."""
 
         async def answer(request: Request) -> Told:
-            body = await read_body(request.receive, LARGEST_NATIVE_BODY, BODY_TIMEOUT_S)
+            async def read(largest: int) -> bytes:
+                return await read_body(request.receive, largest, BODY_TIMEOUT_S)
+
             try:
-                return Told(await act(body), "Answered")
+                return Told(await self._native.answer(request.scope[_CALLER], path, read), "Answered")
             except RejectedError as error:
                 return _refused(error.rejection.reason, error.rejection.message)
 

@@ -2,9 +2,13 @@
 
 They carry no epoch and no incarnation, so the caller's identity binds them to the update whose sender it is. The guard
 never passes them on: it drives the engine by itself, and reads what every worker says of each phase.
+
+A body takes its time, and another push may have begun when it is there. So the push that a call is for is the one at
+its head, and both the push and the caller's right are looked at again before anything is done.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from starlette.responses import JSONResponse, Response
 
@@ -13,68 +17,107 @@ from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_engine.guard.states import Rejection
-from rollfleet_protocol.pushes import FinishCall, InitCall, StartCall, UpdateCall
+from rollfleet_protocol.pushes import MOST_TENSORS, FinishCall, InitCall, StartCall, UpdateCall
 from rollfleet_protocol.refusals import RefusalReason
 
-LARGEST_BODY = 64 << 20  # bytes: names and shapes of a million tensors
+# Bytes. A tensor's name, dtype and shape take about 100: models of today have up to 140,000 (Kimi K2: 61 layers, 384
+# experts, 3 projections with scales). More can come in several update calls.
+LARGEST_BODY = 16 << 20
+LARGEST_INIT = 64 << 10  # bytes: an address, a port, a few numbers and names
+LARGEST_WORD = 1 << 10  # bytes: of calls that say next to nothing
 
-Act = Callable[[bytes], Awaitable[Response]]
+MOST_VALUES = 6 * MOST_TENSORS  # of an update: a name, a dtype, up to four dimensions of each tensor
+MOST_LISTS = MOST_TENSORS + 16  # one shape of each
+
+Read = Callable[[int], Awaitable[bytes]]  # the body, which has at most so many bytes
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """One of the four: its name, the bytes of its largest body, what it does, what is answered."""
+
+    name: str
+    largest: int
+    act: Callable[[PushSession, bytes], Awaitable[None]]
+    message: str
+
+
+async def _init(session: PushSession, body: bytes) -> None:
+    await session.init(InitCall.model_validate_json(body).init_info)
+
+
+async def _start(session: PushSession, body: bytes) -> None:
+    StartCall.model_validate_json(_or_empty(body))
+    await session.start()
+
+
+async def _update(session: PushSession, body: bytes) -> None:
+    _require_few_values(body)
+    await session.update(UpdateCall.model_validate_json(body).update_info.model_dump())
+
+
+async def _finish(session: PushSession, body: bytes) -> None:
+    call = FinishCall.model_validate_json(_or_empty(body))
+    await session.finish(call.weight_version, call.digest)
+
+
+def _require_few_values(body: bytes) -> None:
+    """Counted before they are parsed: 16 MiB of "1,1,1" would take more than 1 GiB (measured, pydantic 2.14)."""
+    values, lists = body.count(b","), body.count(b"[") + body.count(b"{")
+    if values > MOST_VALUES or lists > MOST_LISTS:
+        message = f"{values} commas and {lists} brackets: at most {MOST_VALUES} and {MOST_LISTS} in one call"
+        raise _refused(message, RefusalReason.INVALID_REQUEST)
+
+
+def _or_empty(body: bytes) -> bytes:
+    """vLLM's own client sends no body, or null, where there is nothing to say."""
+    return b"{}" if body.strip() in (b"", b"null") else body
+
+
+_PHASES: Mapping[str, _Phase] = {
+    "/init_weight_transfer_engine": _Phase("init", LARGEST_INIT, _init, "Weight transfer initialized"),
+    "/start_weight_update": _Phase("start", LARGEST_WORD, _start, "Weight update started"),
+    "/update_weights": _Phase("update", LARGEST_BODY, _update, "Weights updated"),
+    "/finish_weight_update": _Phase("finish", LARGEST_WORD, _finish, "Weight update finished"),
+}
+_TOLD: Mapping[str, str] = {"/pause": "paused", "/resume": "resumed"}
+PATHS = frozenset({*_PHASES, *_TOLD})
+_NOTHING_DONE = "the guard has paused this engine, and resumes it when the new weights are verified: nothing was done"
 
 
 class NativeRoutes:
-    """Handlers by path, all POST. Answers are vLLM's own; raises RejectedError and pydantic.ValidationError."""
+    """What is answered, all by POST. Answers are vLLM's own."""
 
     def __init__(self, service: GuardService) -> None:
         self._service = service
-        self.acts: dict[str, Act] = {
-            "/init_weight_transfer_engine": self._init,
-            "/start_weight_update": self._start,
-            "/update_weights": self._update,
-            "/finish_weight_update": self._finish,
-            "/pause": self._told({"status": "paused"}),
-            "/resume": self._told({"status": "resumed"}),
-        }
 
     def takes(self, caller: Caller, path: str) -> bool:
         """Whether this path is open to this caller now."""
-        return path in self.acts and self._service.is_sender(caller)
+        return path in PATHS and self._service.is_sender(caller)
 
-    async def _init(self, body: bytes) -> Response:
-        call = InitCall.model_validate_json(body)
-        await self._calling(lambda session: session.init(call.init_info))
-        return JSONResponse({"message": "Weight transfer initialized"})
-
-    async def _start(self, body: bytes) -> Response:
-        StartCall.model_validate_json(body.strip() if body.strip() not in (b"", b"null") else b"{}")
-        await self._calling(lambda session: session.start())
-        return JSONResponse({"message": "Weight update started"})
-
-    async def _update(self, body: bytes) -> Response:
-        call = UpdateCall.model_validate_json(body)
-        await self._calling(lambda session: session.update(call.update_info))
-        return JSONResponse({"message": "Weights updated"})
-
-    async def _finish(self, body: bytes) -> Response:
-        call = FinishCall.model_validate_json(body.strip() if body.strip() not in (b"", b"null") else b"{}")
-        await self._calling(lambda session: session.finish(call.weight_version, call.digest))
-        return JSONResponse({"message": "Weight update finished"})
-
-    def _told(self, answer: dict[str, str]) -> Act:
-        message = "the guard has paused this engine, and resumes it when the new weights are verified: nothing was done"
-
-        async def tell(body: bytes) -> Response:
-            return JSONResponse(answer | {"message": message})
-
-        return tell
-
-    async def _calling(self, call: Callable[[PushSession], Awaitable[None]]) -> None:
-        session = self._service.push
+    async def answer(self, caller: Caller, path: str, read: Read) -> Response:
+        """Of a call whose path is open to the caller. Raises RejectedError, ValidationError, and what `read` raises."""
+        if path in _TOLD:
+            await read(LARGEST_WORD)
+            return JSONResponse({"status": _TOLD[path], "message": _NOTHING_DONE})
+        phase, session = _PHASES[path], self._service.push
         if session is None:
-            message = "no transfer of this epoch is running: it has ended, or the operator has not begun it"
-            raise RejectedError(Rejection(RefusalReason.ORDER_VIOLATION, message))
+            raise _refused("no transfer of this epoch is running: it has ended, or the operator has not begun it")
         try:
-            await call(session)
+            with session.taking(phase.name):
+                body = await read(phase.largest)
+            self._require_same(session, caller, path)
+            await phase.act(session, body)
         except OutOfOrderError as error:
-            raise RejectedError(Rejection(RefusalReason.ORDER_VIOLATION, str(error))) from error
+            raise _refused(str(error)) from error
         except EngineError as error:
-            raise RejectedError(Rejection(RefusalReason.TRANSFER_FAILED, f"{error.reason}: {error.message}")) from error
+            raise _refused(f"{error.reason}: {error.message}", RefusalReason.TRANSFER_FAILED) from error
+        return JSONResponse({"message": phase.message})
+
+    def _require_same(self, session: PushSession, caller: Caller, path: str) -> None:
+        if session is not self._service.push or not self.takes(caller, path):
+            raise _refused("the transfer of this call has ended while its body was on its way")
+
+
+def _refused(message: str, reason: RefusalReason = RefusalReason.ORDER_VIOLATION) -> RejectedError:
+    return RejectedError(Rejection(reason, message))

@@ -10,7 +10,8 @@ count as touched before the task is made, and the task looks again whether the t
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from rollfleet_engine.guard.adapting import timed
@@ -53,6 +54,7 @@ class PushSession:
         self._started = False
         self._updates = 0
         self._over = False
+        self._reading = ""  # the phase whose call's body is on its way
         self._ready = asyncio.Event()  # the workers are where an update can start
         self._seconds: dict[str, float] = {}
 
@@ -123,9 +125,33 @@ class PushSession:
 
     # --- the trainer's calls
 
+    @contextmanager
+    def taking(self, phase: str) -> Iterator[None]:
+        """While the body of this phase's call is read: nothing is read of a call that would be refused anyway.
+
+        Raises OutOfOrderError.
+        """
+        self._require_turn(phase)
+        self._reading = phase
+        try:
+            yield
+        finally:
+            self._reading = ""
+
+    def _require_turn(self, phase: str) -> None:
+        """The call belongs here now, as far as can be told without its body."""
+        started, updated = self._started, self._updates > 0
+        holds, otherwise = {
+            "init": (not started, "finish_weight_update comes before another init_weight_transfer_engine"),
+            "start": (not started, "the update was started: update_weights comes next"),
+            "update": (started, "start_weight_update comes before update_weights"),
+            "finish": (updated, "start_weight_update and update_weights come before finish_weight_update"),
+        }[phase]
+        self._require(holds, otherwise)
+
     async def init(self, info: Mapping[str, Any]) -> None:
         """Phase 1. Not needed where the group is the one of the update before."""
-        self._require(not self._started, "finish_weight_update comes before another init_weight_transfer_engine")
+        self._require_turn("init")
         for name, wanted in (("rank_offset", self._push.rank_offset), ("world_size", self._push.world_size)):
             self._require(
                 info.get(name, wanted) == wanted, f"{name} is {wanted} in this update, not {info.get(name)!r}"
@@ -134,7 +160,7 @@ class PushSession:
 
     async def start(self) -> None:
         """Phase 2."""
-        self._require(not self._started, "the update was started: update_weights comes next")
+        self._require_turn("start")
         if not self._touch():
             self.refuse()
             raise OutOfOrderError(_ENDED)
@@ -143,7 +169,7 @@ class PushSession:
 
     async def update(self, info: Mapping[str, Any]) -> None:
         """Phase 3, as often as the trainer likes."""
-        self._require(self._started, "start_weight_update comes before update_weights")
+        self._require_turn("update")
 
         async def update(left_s: float) -> None:
             self._updates += 1
@@ -153,7 +179,7 @@ class PushSession:
 
     async def finish(self, weight_version: str | None, digest: str | None) -> None:
         """Phase 4. A label that is not this update's version is refused: it would name weights that are not these."""
-        self._require(self._updates > 0, "start_weight_update and update_weights come before finish_weight_update")
+        self._require_turn("finish")
         version = self._command.version
         self._require(
             weight_version in (None, str(version)), f"weight_version is {str(version)!r} here, not {weight_version!r}"
@@ -169,6 +195,8 @@ class PushSession:
 
     def _require(self, holds: bool, otherwise: str) -> None:
         self._require_goes_on()
+        if self._reading:
+            raise OutOfOrderError(f"the body of {self._reading} is on its way: one call at a time")
         if self._call is not None and not self._call.done():
             raise OutOfOrderError(f"{self._call.get_name()} is running: one call at a time")
         if not holds:

@@ -82,7 +82,11 @@ async def test_only_the_named_sender_may_call_and_only_while_armed(guarded: Guar
 @pytest.mark.parametrize("body", [b"", b"{}", b" null "])
 async def test_an_empty_body_starts_an_update_as_vllm_s_own_client_sends_it(guarded: Guarded, body: bytes) -> None:
     await order(guarded)
-    await NativeRoutes(guarded.service).acts["/start_weight_update"](body)
+
+    async def read(largest: int) -> bytes:
+        return body
+
+    await NativeRoutes(guarded.service).answer(GRPO, "/start_weight_update", read)
     assert guarded.state.weights.state is WeightsState.UPDATING
 
 
