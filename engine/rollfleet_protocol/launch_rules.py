@@ -54,10 +54,10 @@ def _modes(config: EngineConfig) -> Iterator[Fault]:
     if transfer is None:
         return
     if transfer.backend in (TransferBackend.IPC, TransferBackend.SHM) and not colocated:
-        text = f"{transfer.backend} needs spec.mode Colocated: handles are of one host; use hccl, or gloo on CPUs"
+        text = f"{transfer.backend} needs spec.mode Colocated: handles are of one host; use gloo on CPUs"
         yield Fault("spec.weightTransfer.backend", text)
     if transfer.backend is TransferBackend.HCCL and colocated:
-        yield Fault("spec.weightTransfer.backend", "hccl needs spec.mode Disaggregated: use ipc on the same NPUs")
+        yield Fault("spec.weightTransfer.backend", "hccl needs spec.mode Disaggregated: use shm on CPUs")
     if transfer.insecure_serialization and not (colocated and transfer.backend is TransferBackend.IPC):
         text = "may be Allowed for backend ipc of mode Colocated only: remove it"
         yield Fault("spec.weightTransfer.insecureSerialization", text)

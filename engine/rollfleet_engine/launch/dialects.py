@@ -152,8 +152,8 @@ RANGES: tuple[Dialect | Unspoken, ...] = (
     Unspoken(
         (0, 23, 0),
         (0, 24, 0),
-        "it makes weight transfer engines otherwise and has no AsyncLLM.update_weight_version, so that updates could "
-        "not be verified",
+        "it gives weight transfer engines other arguments, so that an engine with ours would not start, and has no "
+        "AsyncLLM.update_weight_version",
     ),
     Unspoken((0, 24, 0), (0, 27, 1), "no release of this range was tried"),
     Dialect(
@@ -237,7 +237,7 @@ class PlatformWords:
 
 _NPU = "it is vLLM-Ascend's: this engine has another platform"
 _NO_NPU = Absent(_NPU, "use an image with vLLM-Ascend, or set it to false")
-_FOR_CPU = Absent("it is for CPUs", "use hccl, or ipc for mode Colocated")
+_FOR_CPU = Absent("it is for CPUs", "leave spec.weightTransfer out, and bring weights by checkpoints")
 _V2_NEEDS_TRITON = "Model Runner V2 needs Triton on the device, and the CPU has none"
 CPU = PlatformWords(
     name="CPU",

@@ -1,8 +1,8 @@
 """How much host memory an engine needs, from its configuration and what was seen of its model. Pure.
 
-Message queues (vllm/distributed/device_communicators/shm_broadcast.py, the same in 0.23.0, 0.27.1 and 0.32.0): a
-ring of `max_chunks` chunks in /dev/shm, as a file that takes memory as it is written to. Before making one, 0.27.1 and
-0.32.0 refuse where /dev/shm has less room than that one ring (check_shm_free_space); 0.23.0 is killed by SIGBUS later.
+Message queues (vllm/distributed/device_communicators/shm_broadcast.py, the same in 0.27.1 and 0.32.0): a
+ring of `max_chunks` chunks in /dev/shm, as a file that takes memory as it is written to. Before making one, both refuse
+where /dev/shm has less room than that one ring (check_shm_free_space); what fills up later is a SIGBUS.
 The executor (v1/executor/multiproc_executor.py) makes for each data-parallel rank one ring for its orders and one ring
 of the default size for each worker's answers; groups of several workers (distributed/parallel_state.py: tensor
 parallel, decode context, all of one rank) have one of 6 chunks of 4 MiB each.

@@ -33,7 +33,8 @@ def find_problems(
     if dialect is not None:
         found += [*_options(config, dialect), *_variables(facts, dialect, added, why)]
     found += [*_python_path(facts), *model_problems(config, facts), *_container(config, facts)]
-    found += platform_problems(config, facts)
+    if not facts.installation.error:  # else nobody knows the platform, and a wrong guess would hide what may pass
+        found += platform_problems(config, facts)
     return tuple(found)
 
 

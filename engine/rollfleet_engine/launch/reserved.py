@@ -137,6 +137,8 @@ RESERVED_VARIABLES = (
     Reserved("VLLM_ENABLE_SCALE_OUT_ENDPOINTS", "it comes from spec.features.tokenEndpoint"),
     Reserved("VLLM_LOGGING_CONFIG_PATH", _LOG),
     Reserved("VLLM_CONFIGURE_LOGGING", _LOG),
+    # Where --data-parallel-size is 1, vLLM takes number and rank from these (config/parallel.py).
+    Reserved("VLLM_DP_*", _DATA),
     Reserved("VLLM_LOGGING_PREFIX", _LOG),  # before the level, by which errors are told
     Reserved("VLLM_LOGGING_COLOR", _LOG, frozenset({"1"})),  # the same
     Reserved("VLLM_LOGGING_LEVEL", _LEVEL, frozenset({"CRITICAL", "FATAL"})),

@@ -204,12 +204,12 @@ def launch_rules() -> tuple[Schema, ...]:
         ),
         rule(
             f"!({backend} in ['ipc', 'shm']) || self.mode == 'Colocated'",
-            "spec.weightTransfer.backend ipc and shm need spec.mode Colocated: use hccl, or gloo on CPUs",
+            "spec.weightTransfer.backend ipc and shm need spec.mode Colocated: use gloo on CPUs",
             field=".weightTransfer",
         ),
         rule(
             f"!({backend} == 'hccl') || self.mode == 'Disaggregated'",
-            "spec.weightTransfer.backend hccl needs spec.mode Disaggregated: use ipc on the same NPUs",
+            "spec.weightTransfer.backend hccl needs spec.mode Disaggregated: use shm on CPUs",
             field=".weightTransfer",
         ),
         rule(

@@ -201,6 +201,8 @@ def test_ambiguous_option_is_named(make_config, make_facts):
         ("VLLM_TARGET_DEVICE", "cuda"),
         ("PYTHONHOME", "/x"),
         ("VLLM_LOGGING_PREFIX", "x "),
+        ("VLLM_DP_SIZE", "2"),
+        ("VLLM_DP_RANK", "1"),
         ("VLLM_LOGGING_COLOR", "1"),
         ("VLLM_LOGGING_LEVEL", "critical"),
     ],
