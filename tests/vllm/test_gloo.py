@@ -1,4 +1,4 @@
-"""Backend gloo between processes: what it takes of memory while it streams."""
+"""Backend gloo between processes: what it takes of memory while it streams, and of time where nobody answers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import subprocess
 
 from devtools import vllm_venv
 from devtools.tiny_models import ROOT, source_path
+
+DEADLINE_S = 3.0  # as in silent_store.py
+LATE_S = 1.5  # of a machine that has other work
 
 
 def test_gloo_takes_two_buffers_beside_its_tensors() -> None:
@@ -20,3 +23,32 @@ def test_gloo_takes_two_buffers_beside_its_tensors() -> None:
     assert found is not None, ended.stderr[-2000:]
     received, sent, allowed = (int(number) for number in found.groups())
     assert max(received, sent) <= allowed
+
+
+def silent_store(scene: str) -> list[tuple[float, str]]:
+    """Seconds and words of each failure."""
+    command = [str(vllm_venv.ensure() / "bin" / "python"), "-m", "tests.vllm.silent_store", scene]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{source_path()}"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = (line.partition(" ") for line in ended.stdout.splitlines())
+    return [(float(seconds), words) for seconds, _, words in lines]
+
+
+def test_a_store_that_accepts_and_stays_silent_holds_no_worker() -> None:
+    [(seconds, words)] = silent_store("at-init")
+    assert seconds < DEADLINE_S + LATE_S
+    assert "rank 1 of 2 cannot join at 127.0.0.1" in words
+    assert "no answer within 3 s" in words
+
+
+def test_a_store_that_stops_answering_in_mid_update_holds_no_worker() -> None:
+    [(seconds, words)] = silent_store("after-joining")
+    assert seconds < DEADLINE_S + LATE_S
+    assert words.startswith("gloo: after 0 of 1048576 bytes: ")
+
+
+def test_workers_that_hang_again_and_again_keep_so_many_threads_and_no_more() -> None:
+    *hanging, (_, last) = silent_store("again")
+    assert all("no answer within 0.2 s" in words for _, words in hanging)
+    assert "restart the engine" in last

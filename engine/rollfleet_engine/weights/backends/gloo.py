@@ -3,6 +3,10 @@
 The tensors' bytes follow each other in one stream that is cut into equal buffers, and each buffer is one broadcast. Two
 buffers are on their way at a time: one is read out while the other one fills, and no tensor is too large.
 
+torch's client of a store waits for its answers without limit (ping, check and add, whatever timeout the store has; seen
+with torch 2.13): who accepts a connection and says nothing would hold a worker for ever. Whatever speaks to the store
+therefore runs in a thread that is waited for only so long.
+
 Nobody can tell the group who he is: TCPStore and gloo know no identity. Whoever reaches the trainer's port while a
 group forms can take a rank in it (docs/security.md).
 """
@@ -21,18 +25,21 @@ import torch
 import torch.distributed as dist
 
 from rollfleet_engine.weights.backends.base import Incoming, Seat
+from rollfleet_engine.weights.backends.hanging import HangingError, within
 from rollfleet_engine.weights.errors import PushError
 from rollfleet_protocol.pushes import LONGEST_WORDS, TRAINER_ERROR_KEY, GlooInit, GlooUpdate, TensorMeta, pieces
 from rollfleet_protocol.words import visible
 
 BUFFERS = 2
 DRAIN_S = 5.0
+WORDS_S = 1.0  # for the trainer's words after a failure, where it still gives some
 
 
 class _Group:
     """A communicator, and the store by which it was formed."""
 
     def __init__(self, wanted: GlooInit, rank: int, deadline_s: float) -> None:
+        """Blocks, and where the store says nothing for ever."""
         # torch tries twice to connect to the store, and then the group forms: together they must end by the deadline.
         left = timedelta(seconds=max(0.5, deadline_s / 4))
         self.wanted = wanted
@@ -46,14 +53,19 @@ class _Group:
         options.timeout = timedelta(seconds=max(0.001, seconds))
         return self.group.broadcast([buffer], options)
 
-    def trainers_words(self) -> str:
-        """Why the trainer broke off, where it could say so."""
+    def trainers_words(self, within_s: float) -> str:
+        """Why the trainer broke off, where it could say so in this time."""
+        store = self.store
+
+        def ask() -> str:
+            if not store.check([TRAINER_ERROR_KEY]):
+                return ""
+            return str(visible(store.get(TRAINER_ERROR_KEY).decode("utf-8", "replace")[:LONGEST_WORDS]))
+
         try:
-            if self.store.check([TRAINER_ERROR_KEY]):
-                return str(visible(self.store.get(TRAINER_ERROR_KEY).decode("utf-8", "replace")[:LONGEST_WORDS]))
-        except RuntimeError:
-            return ""  # its process is gone, and the store with it
-        return ""
+            return within(within_s, "rollfleet-gloo-words", ask)
+        except (RuntimeError, HangingError):
+            return ""  # its process is gone, or says nothing: what failed is told without its words
 
     def abandon(self) -> None:
         """Let go of the communicator: its connections close with it, and who waits for this rank is told."""
@@ -78,8 +90,8 @@ class GlooBackend:
             raise PushError(message)
         rank = wanted.rank_offset + seat.worker
         try:
-            self._joined = _Group(wanted, rank, deadline_s)
-        except RuntimeError as error:
+            self._joined = within(deadline_s, "rollfleet-gloo-join", lambda: _Group(wanted, rank, deadline_s))
+        except (RuntimeError, HangingError) as error:
             where = f"{wanted.master_address}:{wanted.master_port}"
             raise PushError(
                 f"gloo: rank {rank} of {wanted.world_size} cannot join at {where}: {_first(error)}"
@@ -95,7 +107,8 @@ class GlooBackend:
         if joined is None:
             raise PushError("gloo: not in a group: init_weight_transfer_engine comes first")
         update = GlooUpdate.model_validate(info)
-        stream = _Stream(joined, update, time.monotonic() + deadline_s)
+        ends = time.monotonic() + deadline_s
+        stream = _Stream(joined, update, ends - min(WORDS_S, deadline_s / 10))
         whole = False
         try:
             for meta in update.tensors():
@@ -104,7 +117,7 @@ class GlooBackend:
                 yield Incoming(meta, raw)
             whole = True
         except RuntimeError as error:
-            words = joined.trainers_words()
+            words = joined.trainers_words(min(WORDS_S, ends - time.monotonic()))
             cause = f'the trainer broke off: "{words}"' if words else _first(error)
             raise PushError(f"gloo: after {stream.received} of {update.nbytes} bytes: {cause}") from error
         finally:
