@@ -1,7 +1,7 @@
 """Coverage before: a checkpoint must hold exactly the tensors that the model was started with.
 
 Tied heads by rule: where config.json ties the word embeddings, vLLM skips every lm_head tensor, so either side may have
-it or not.
+the head or not. It has the dtype and shape of the embedding that it is; other names below lm_head are no head's.
 """
 
 from __future__ import annotations
@@ -17,15 +17,44 @@ from rollfleet_engine.weights.layout import CONFIG, Shard, close_shards, open_fo
 from rollfleet_protocol.state import FailureReason
 
 TIED_PREFIX = "lm_head."
+HEAD, HEAD_BIAS = f"{TIED_PREFIX}weight", f"{TIED_PREFIX}bias"
+EMBEDDINGS = frozenset({"embed_tokens", "word_embeddings", "tok_embeddings", "wte"})  # modules, as models name them
 NAMED_AT_MOST = 5  # tensors named in one message
+
+Form = tuple[str, tuple[int, ...]]  # dtype, shape
 
 
 @dataclass(frozen=True)
 class ModelTensors:
     """What a model's own checkpoint holds, in checkpoint-name space."""
 
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]]  # name -> dtype, shape
+    tensors: Mapping[str, Form]  # by name
     tied: bool  # lm_head is the embedding
+
+    def form(self, name: str) -> Form | None:
+        """What a tensor of this name must be; None where the model takes none."""
+        held = self.tensors.get(name)
+        if held is not None or not (self.tied and name in (HEAD, HEAD_BIAS)):
+            return held
+        weight = self.tensors.get(HEAD) or self._embedding()
+        if weight is None or name == HEAD:
+            return weight
+        dtype, shape = weight
+        return dtype, shape[:1]
+
+    def optional(self, name: str) -> bool:
+        """Whether the model can do without it."""
+        return self.tied and name in (HEAD, HEAD_BIAS)
+
+    def _embedding(self) -> Form | None:
+        """Form of the word embedding; None where it is not the only one of its kind, so that nobody knows which."""
+        forms = {form for name, form in self.tensors.items() if _is_embedding(name)}
+        return forms.pop() if len(forms) == 1 else None
+
+
+def _is_embedding(name: str) -> bool:
+    *_, module, what = ("", *name.split("."))
+    return module in EMBEDDINGS and what == "weight"
 
 
 def read_model_tensors(model_path: Path) -> ModelTensors:
@@ -60,12 +89,12 @@ def _is_tied(config: Mapping[str, object], tensors: Mapping[str, object]) -> boo
 def require_coverage(shards: Iterable[Shard], model: ModelTensors) -> None:
     """Names, dtypes and shapes of the checkpoint are those of the model; the error names tensor and file."""
     found = {entry.name: (shard.file.name, entry) for shard in shards for entry in shard.tensors}
-    missing = sorted(name for name in model.tensors.keys() - found.keys() if not _optional(name, model))
-    unexpected = sorted(name for name in found.keys() - model.tensors.keys() if not _optional(name, model))
+    missing = sorted(name for name in model.tensors.keys() - found.keys() if not model.optional(name))
+    unexpected = sorted(name for name in found if model.form(name) is None)
     if missing or unexpected:
         raise _failed("; ".join(_difference(missing, unexpected, found)))
     for name, (file_name, entry) in sorted(found.items()):
-        wanted = model.tensors.get(name)
+        wanted = model.form(name)
         if wanted is not None and wanted != (entry.dtype, entry.shape):
             found_form, wanted_form = (
                 f"{dtype} {list(shape)}" for dtype, shape in ((entry.dtype, entry.shape), wanted)
@@ -73,13 +102,13 @@ def require_coverage(shards: Iterable[Shard], model: ModelTensors) -> None:
             raise _failed(f"tensor {name} in {file_name}: is {found_form}, the model has {wanted_form}")
 
 
-def require_known(found: Mapping[str, tuple[str, tuple[int, ...]]], model: ModelTensors) -> None:
+def require_known(found: Mapping[str, Form], model: ModelTensors) -> None:
     """Of tensors that a trainer announces: the model has each, in this dtype and shape."""
-    unexpected = sorted(name for name in found.keys() - model.tensors.keys() if not _optional(name, model))
+    unexpected = sorted(name for name in found if model.form(name) is None)
     if unexpected:
         raise _failed(f"tensor {_some(unexpected)}: the model has no such tensor")
     for name, form in sorted(found.items()):
-        wanted = model.tensors.get(name)
+        wanted = model.form(name)
         if wanted is not None and wanted != form:
             sent, held = (f"{dtype} {list(shape)}" for dtype, shape in (form, wanted))
             raise _failed(f"tensor {name}: the trainer sends {sent}, the model has {held}")
@@ -89,13 +118,9 @@ def require_all_came(names: Collection[str], model: ModelTensors) -> None:
     """Of all tensors of a push: none is missing, and nothing is not something."""
     if not names:
         raise _failed("the trainer sent no tensor")
-    missing = sorted(name for name in model.tensors.keys() - set(names) if not _optional(name, model))
+    missing = sorted(name for name in model.tensors.keys() - set(names) if not model.optional(name))
     if missing:
         raise _failed(f"tensor {_some(missing)}: the model has it, the trainer did not send it")
-
-
-def _optional(name: str, model: ModelTensors) -> bool:
-    return model.tied and name.startswith(TIED_PREFIX)
 
 
 def _difference(
