@@ -10,6 +10,7 @@ _MOST_NAMED = 5  # files of one problem: a message has room for few
 
 
 def model_problems(config: EngineConfig, facts: Facts) -> Iterator[Problem]:
+    """First what keeps the folder from being read at all, else what is missing or broken in it."""
     path, folder = config.model.path, facts.model
     if not path.startswith("/"):
         yield Problem(cause=f"model path {path!r} is not absolute", remedy="give the path inside the container")

@@ -119,12 +119,8 @@ async def _wire(
 ) -> _Operator:
     leadership = _leadership(stack, configuration, metrics, options, clock)
     fenced = FencedCluster(cluster, leadership.leads)
-    tokens = Tokens(cluster, options.operator_namespace, options.service_account, clock)
-    stack.push_async_callback(tokens.close)
-    authority = await Certificates(cluster, options.operator_namespace, clock).authority()
-    guards = GuardClient(authority.trusted, tokens, metrics, leadership.leads)
+    guards = await _guards(stack, cluster, metrics, options, clock, leadership.leads)
     certificates = Certificates(fenced, options.operator_namespace, clock, guards.trust)
-    stack.push_async_callback(guards.close)
     queue = KeyedQueue()
     stack.callback(queue.close)
     followers = Followers(guards, queue.put, clock)
@@ -153,6 +149,22 @@ async def _wire(
         FleetCollector(records.fleets.all, queue.depth, followers.count, guards.waiting, leadership.leads)
     )
     return _Operator(records, resync, watches, watchdog, recorder, leadership, term)
+
+
+async def _guards(
+    stack: AsyncExitStack,
+    cluster: KubernetesCluster,
+    metrics: Metrics,
+    options: Options,
+    clock: Callable[[], datetime],
+    leads: Callable[[], bool],
+) -> GuardClient:
+    tokens = Tokens(cluster, options.operator_namespace, options.service_account, clock)
+    stack.push_async_callback(tokens.close)
+    authority = await Certificates(cluster, options.operator_namespace, clock).authority()
+    guards = GuardClient(authority.trusted, tokens, metrics, leads)
+    stack.push_async_callback(guards.close)
+    return guards
 
 
 def _leadership(

@@ -70,18 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--namespace", action="append", metavar="NS", help="serve this namespace; may be repeated")
     where.add_argument("--all-namespaces", action="store_true", help="serve the whole cluster (needs a ClusterRole)")
-    parser.add_argument(
-        "--operator-namespace", default=os.environ.get("POD_NAMESPACE", ""), metavar="NS",
-        help="where the CA's Secret and our ServiceAccount are (default: $POD_NAMESPACE)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--service-account", default=os.environ.get("SERVICE_ACCOUNT_NAME", ""), metavar="NAME",
-        help="our own ServiceAccount: the identity that guards obey (default: $SERVICE_ACCOUNT_NAME)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--router-image", required=True, metavar="IMAGE", help="image of routers where a fleet names none"
-    )
-    parser.add_argument("--allow-host-path", action="store_true", help="accept fleets whose volumes are hostPath")
+    _add_identity(parser)
+    _add_fleets(parser)
+    _add_election(parser)
     parser.add_argument(
         "--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="for /healthz, /readyz and /metrics"
     )
@@ -92,10 +83,38 @@ def _parser() -> argparse.ArgumentParser:
         "--resync-seconds", type=int, default=DEFAULT_RESYNC_S, metavar="N",
         help="how often everything is read by list, besides the watches (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+def _add_identity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--operator-namespace", default=os.environ.get("POD_NAMESPACE", ""), metavar="NS",
+        help="where the CA's Secret and our ServiceAccount are (default: $POD_NAMESPACE)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--service-account", default=os.environ.get("SERVICE_ACCOUNT_NAME", ""), metavar="NAME",
+        help="our own ServiceAccount: the identity that guards obey (default: $SERVICE_ACCOUNT_NAME)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--operator-pod", action="append", type=_label, metavar="LABEL=VALUE",
+        help="a label of this operator's own pods; may be repeated. With it each fleet gets a NetworkPolicy that lets "
+        "only pods with all of these labels, in the operator's namespace, reach the control port of its engines",
+    )  # fmt: skip
+
+
+def _add_fleets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--router-image", required=True, metavar="IMAGE", help="image of routers where a fleet names none"
+    )
+    parser.add_argument("--allow-host-path", action="store_true", help="accept fleets whose volumes are hostPath")
     parser.add_argument(
         "--operator-name", default="", metavar="NAME",
         help=f"serve only fleets with the label {LABEL_OPERATOR}=NAME (default: only fleets without that label)",
     )  # fmt: skip
+
+
+def _add_election(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lease", default="", metavar="NAME",
         help="act only while holding this Lease of the operator's namespace (default: none, for a process that is the "
@@ -106,13 +125,6 @@ def _parser() -> argparse.ArgumentParser:
         help="how the Lease names this process; one that is started again under the same identity need not wait, so it "
         "must be nobody else's (default: $POD_UID, else one made up)",
     )  # fmt: skip
-    parser.add_argument(
-        "--operator-pod", action="append", type=_label, metavar="LABEL=VALUE",
-        help="a label of this operator's own pods; may be repeated. With it each fleet gets a NetworkPolicy that lets "
-        "only pods with all of these labels, in the operator's namespace, reach the control port of its engines",
-    )  # fmt: skip
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser
 
 
 def _label(text: str) -> tuple[str, str]:
