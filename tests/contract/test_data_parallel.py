@@ -17,7 +17,7 @@ from devtools import vllm_venv
 from rollfleet_protocol.refusals import SPANS_HEADER
 from rollfleet_protocol.state import Gate
 from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, catch_running, operation_of, wait_in_flight
-from tests.contract.conftest import run_engine
+from tests.contract.conftest import VLLM, run_engine
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site, until
 from tests.contract.trainer import Trainer
@@ -35,7 +35,16 @@ RANK_HEADER = "X-data-parallel-rank"
 def wide(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
     """Two ranks, and a gate at which requests wait."""
     hold = {"seconds": HOLD_S, "maxRequests": MOST_HELD}
-    yield from run_engine(kind, site, "wide", models.folder(0), models, dataParallelSize=RANKS, hold=hold)
+    transfer = {"weightTransfer": {"backend": backend_of(kind)}}
+    mode = {"mode": "Disaggregated"} if backend_of(kind) == "gloo" else {"mode": "Colocated", "sleepMode": True}
+    yield from run_engine(
+        kind, site, "wide", models.folder(0), models, dataParallelSize=RANKS, hold=hold, **transfer, **mode
+    )
+
+
+def backend_of(kind: Kind) -> str:
+    """gloo needs torch, which the simulator's interpreter has not."""
+    return "gloo" if kind.name == VLLM else "shm"
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +95,10 @@ def trainer(wide: EngineProcess, site: Site, models: Models) -> Iterator[Trainer
 
 
 def test_c17_a_push_reaches_every_rank_of_an_engine(
-    trainer: Trainer, operator: Operator, client: Client, models: Models
+    kind: Kind, trainer: Trainer, operator: Operator, client: Client, models: Models
 ):
-    """Ranks 1 and 2 of a group of three. gloo where the engine has torch."""
-    backend = "gloo" if "backend/gloo" in operator.state().facts.capabilities else "shm"
+    """Ranks 1 and 2 of a group of three."""
+    backend = backend_of(kind)
     epoch, digest = operator.next_epoch(), models.digest(2)
     trainer.arm(epoch, 2)
     trainer.order(epoch, 2, backend, workers=RANKS, worldSize=1 + RANKS)

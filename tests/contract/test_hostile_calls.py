@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from rollfleet_engine.guard.control import COMMANDS
 from rollfleet_engine.guard.routes import ROUTES
 from rollfleet_protocol.commands import PREFIX, PROBE_PATH, STATE_PATH
 from tests.contract.client import Client, Operator
 from tests.contract.process import EngineProcess
 
-COMMANDS = tuple(f"{PREFIX}/{name}" for name in ("prepare", "close", "arm", "transfer", "verify", "open", "cancel"))
+ORDERS = tuple(f"{PREFIX}/{name}" for name in COMMANDS)
 KINDS = ("application/json", "application/octet-stream", "application/x-pickle", "multipart/form-data; boundary=x")
 
 
@@ -50,9 +51,7 @@ def test_c14_nothing_is_unpickled_before_identity(
     engine: EngineProcess, operator: Operator, client: Client, dead: Path
 ):
     before = operator.state()
-    routes = sorted(
-        {*engine.routes(), *ROUTES, *(("POST", path) for path in (*COMMANDS, PROBE_PATH, STATE_PATH, "/x"))}
-    )
+    routes = sorted({*engine.routes(), *ROUTES, *(("POST", path) for path in (*ORDERS, PROBE_PATH, STATE_PATH, "/x"))})
     asked = 0
     for number, (method, path) in enumerate(routes):
         bait, kind = baits(dead)[number % 4], KINDS[number % len(KINDS)]
@@ -71,7 +70,7 @@ def test_c14_nothing_is_unpickled_before_identity(
 def test_nor_after_it(operator: Operator, dead: Path):
     """Who may command sends JSON, or is refused."""
     before = operator.state()
-    for path in (*COMMANDS, PROBE_PATH):
+    for path in (*ORDERS, PROBE_PATH):
         for bait in baits(dead):
             for kind in KINDS:
                 answer = operator.request("POST", path, content=bait, headers={"Content-Type": kind})

@@ -10,13 +10,13 @@ import httpx
 import jwt
 import pytest
 
-from rollfleet_protocol.commands import PREFIX, STATE_PATH
+from rollfleet_engine.guard.control import COMMANDS
+from rollfleet_protocol.commands import PREFIX, PROBE_PATH, STATE_PATH
 from rollfleet_protocol.refusals import Refusal
 from tests.contract.client import Operator
 from tests.contract.process import OPERATOR_UID, SUBJECT, EngineProcess, Site
 from tests.support.issuer import SigningKey
 
-COMMANDS = ("prepare", "close", "arm", "transfer", "verify", "open", "cancel")
 OTHER_SUBJECT = "system:serviceaccount:default:default"
 
 
@@ -75,7 +75,9 @@ def test_c14_bad_identities_get_nothing(operator: Operator, name: str):
     body = {"incarnation": before.incarnation, "epoch": before.epoch + 1}
     answers = [operator.request("GET", STATE_PATH, token=token)]
     answers += [operator.request("POST", f"{PREFIX}/{command}", token=token, json=body) for command in COMMANDS]
-    answers += [operator.request("POST", path, token=token, json={}) for path in ("/pause", "/update_weights", "/x")]
+    answers += [
+        operator.request("POST", path, token=token, json={}) for path in (PROBE_PATH, "/pause", "/update_weights", "/x")
+    ]
     for answer in answers:
         assert answer.status_code == status, f"{answer.request.url}: {answer.text}"
         error = Refusal.model_validate_json(answer.content).error

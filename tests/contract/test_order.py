@@ -2,6 +2,7 @@
 
 import pytest
 
+from rollfleet_engine.guard.control import COMMANDS
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.state import Gate, OperationStatus, WeightsState
 from tests.contract.client import PROBE_TOKENS, Client, Operator, held, operation_of
@@ -144,7 +145,7 @@ def test_one_operation_at_a_time(serving: Operator):
     serving.do("cancel", epoch)
 
 
-@pytest.mark.parametrize("command", ["prepare", "close", "arm", "transfer", "verify", "open", "cancel"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_incomplete_commands_are_refused_with_the_missing_field(operator: Operator, command: str):
     answer = operator.request("POST", f"/rollfleet/v1/{command}", json={"epoch": 1})
     assert answer.status_code == 400

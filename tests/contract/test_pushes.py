@@ -11,25 +11,38 @@ import pytest
 
 from devtools import vllm_venv
 from rollfleet_protocol.state import DigestSource, Gate, OperationStatus, WeightsState
-from tests.contract.client import Client, held, operation_of
+from tests.contract.client import STEP_TIMEOUT_S, Client, Operator, held, operation_of
 from tests.contract.conftest import run_engine
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site
-from tests.contract.trainer import SUBJECT, Trainer
+from tests.contract.trainer import SUBJECT, UID, Trainer
 
 NATIVE = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
-BACKENDS = ("gloo", "shm")
+BACKENDS = {
+    "gloo": {"weightTransfer": {"backend": "gloo"}},
+    "shm": {"weightTransfer": {"backend": "shm"}, "mode": "Colocated", "sleepMode": True},
+}
+GLOO = pytest.mark.parametrize("backend", ["gloo"], indirect=True)
+SHM = pytest.mark.parametrize("backend", ["shm"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The one that the engine's spec names: one engine after the other."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def pushed(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
+def pushed(kind: Kind, site: Site, models: Models, backend: str) -> Iterator[EngineProcess]:
     """An engine that has torch beside it."""
     venv = vllm_venv.venv_path()
     if not vllm_venv.is_complete(venv):
         pytest.skip(f"no torch: `make vllm-venv` makes {venv}")
     python = str(venv / "bin" / "python")
     command = [python, "-m", "rollfleet_engine.launch"]
-    yield from run_engine(kind, site, "pushed", models.folder(0), models, command=lambda _: command)
+    yield from run_engine(
+        kind, site, f"pushed-{backend}", models.folder(0), models, command=lambda _: command, **BACKENDS[backend]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +64,10 @@ def serves(reader: Client, models: Models, version: int) -> None:
     assert (answer.status, answer.version, answer.text) == (200, version, models.answer(version, models.short_prompt))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_push_is_served_when_it_is_verified(trainer: Trainer, reader: Client, models: Models, backend: str):
-    assert {"source/Trainer", f"backend/{backend}"} <= set(trainer.operator.state().facts.capabilities)
+    capabilities = trainer.operator.state().facts.capabilities
+    assert "source/Trainer" in capabilities
+    assert [each for each in capabilities if each.startswith("backend/")] == [f"backend/{backend}"]
     for version in (1, 2):
         state = trainer.update(version, backend)
         transferred = state.transferred
@@ -67,6 +81,7 @@ def test_a_push_is_served_when_it_is_verified(trainer: Trainer, reader: Client, 
         serves(reader, models, version)
 
 
+@GLOO
 def test_a_group_is_formed_once_and_anew_after_a_failure(trainer: Trainer, reader: Client, models: Models):
     kept = {"keeps": "group-1", "group": "group-1"}
     for version, formed in ((1, True), (2, False), (3, False)):
@@ -83,7 +98,6 @@ def test_a_group_is_formed_once_and_anew_after_a_failure(trainer: Trainer, reade
     serves(reader, models, 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -109,6 +123,7 @@ def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
     serves(reader, models, 3)
 
 
+@GLOO
 def test_a_trainer_that_breaks_off_says_why_to_the_engine(trainer: Trainer, reader: Client, models: Models):
     told, state = trainer.fail("gloo", 2, breaks=True)
     assert "the gather failed on rank 3" in told
@@ -119,17 +134,18 @@ def test_a_trainer_that_breaks_off_says_why_to_the_engine(trainer: Trainer, read
     serves(reader, models, 1)
 
 
+@SHM
 def test_c17_ranks_that_do_not_fit_stop_before_any_group_forms(trainer: Trainer, reader: Client, models: Models):
     trainer.update(1, "shm")
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
-    trainer.order(epoch, 2, "gloo", workers=4)
+    trainer.order(epoch, 2, "shm", workers=4)
     failure = operation_of(trainer.ended()).failure
     assert failure is not None
     assert "1 workers" in failure.message
     assert "for 4" in failure.message
-    trainer.order(epoch, 2, "gloo", rankOffset=3, worldSize=9)
-    info = {"master_address": "127.0.0.1", "master_port": 1, "rank_offset": 1, "world_size": 9}
+    trainer.order(epoch, 2, "shm", rankOffset=3, worldSize=9)
+    info = {"rank_offset": 1, "world_size": 9}
     status, message = trainer.call("init_weight_transfer_engine", {"init_info": info})
     assert status == 409
     assert "rank_offset is 3" in message
@@ -138,20 +154,47 @@ def test_c17_ranks_that_do_not_fit_stop_before_any_group_forms(trainer: Trainer,
     serves(reader, models, 1)
 
 
-def test_a_backend_that_is_not_there_fails_with_those_that_are(trainer: Trainer, models: Models, reader: Client):
-    trainer.update(1, "shm")
-    epoch = trainer.operator.next_epoch()
-    trainer.arm(epoch, 2)
-    trainer.order(epoch, 2, "ncccl")
-    status, message = trainer.call("init_weight_transfer_engine", {"init_info": {}})
-    assert status == 502
-    assert "no backend 'ncccl': there are gloo, " in message
-    state = trainer.ended()
-    assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1)), "nothing was touched"
-    trainer.operator.do("cancel", epoch)
-    serves(reader, models, 1)
+def refusal_of(operator: Operator, backend: str) -> str:
+    """Of a push by this backend, which must fail before the trainer is heard; version 1 is served again."""
+    epoch = operator.next_epoch()
+    operator.close(epoch, 2)
+    operator.do("arm", epoch)
+    push = {
+        "sender": {"subject": SUBJECT, "uid": UID},
+        "backend": backend,
+        "rankOffset": 1,
+        "worldSize": 2,
+        "workers": 1,
+    }
+    state = operator.do("transfer", epoch, version=2, push=push, deadlineSeconds=STEP_TIMEOUT_S)
+    while operation_of(state).status is OperationStatus.RUNNING:
+        state = operator.state(after=state.sequence, wait_s=30)
+    failure = operation_of(state).failure
+    assert failure is not None
+    assert state.weights.state is WeightsState.VERIFIED, "nothing was touched"
+    assert operator.do("cancel", epoch).gate is Gate.OPEN
+    return failure.message
 
 
+def test_a_backend_that_the_spec_does_not_name_is_refused(trainer: Trainer, backend: str, models: Models):
+    trainer.operator.update(1, "step-1")
+    other = next(each for each in BACKENDS if each != backend)
+    for asked in (other, "ncccl"):
+        told = refusal_of(trainer.operator, asked)
+        assert told == f"the push comes by {asked}, and spec.weightTransfer.backend is {backend}"
+    assert held(trainer.operator.state()) == (WeightsState.VERIFIED, 1, models.digest(1))
+
+
+def test_an_engine_that_names_no_backend_takes_no_pushes(serving: Operator, models: Models):
+    capabilities = serving.state().facts.capabilities
+    assert [each for each in capabilities if each.startswith("backend/") or each == "source/Trainer"] == []
+    for asked in BACKENDS:
+        told = refusal_of(serving, asked)
+        assert told == f"the push comes by {asked}, and spec.weightTransfer names no backend: checkpoints only"
+    assert held(serving.state()) == (WeightsState.VERIFIED, 1, models.digest(1))
+
+
+@SHM
 def test_native_routes_are_open_to_the_sender_of_an_armed_update_only(trainer: Trainer, models: Models, reader: Client):
     trainer.update(1, "shm")
     operator = trainer.operator
@@ -179,6 +222,7 @@ def test_native_routes_are_open_to_the_sender_of_an_armed_update_only(trainer: T
     serves(reader, models, 1)
 
 
+@SHM
 def test_c28_a_label_of_another_version_and_a_digest_of_nothing_are_no_match(trainer: Trainer, models: Models):
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
@@ -195,6 +239,7 @@ def test_c28_a_label_of_another_version_and_a_digest_of_nothing_are_no_match(tra
     assert trainer.ended().weights.state is WeightsState.UNCERTAIN
 
 
+@SHM
 def test_c28_unchanged_weights_that_nobody_vouches_for_are_no_match(trainer: Trainer, reader: Client, models: Models):
     trainer.update(2, "shm")
     epoch = trainer.operator.next_epoch()
@@ -225,6 +270,7 @@ def test_c28_unchanged_weights_that_nobody_vouches_for_are_no_match(trainer: Tra
     assert reader.complete("abc", 1).version == 4
 
 
+@SHM
 def test_an_update_that_its_trainer_leaves_ends_by_its_deadline(trainer: Trainer, reader: Client, models: Models):
     trainer.update(1, "shm")
     epoch = trainer.operator.next_epoch()
@@ -252,8 +298,9 @@ def test_an_update_that_its_trainer_leaves_ends_by_its_deadline(trainer: Trainer
     serves(reader, models, 1)
 
 
+@GLOO
 def test_a_group_that_does_not_form_is_told_with_where(trainer: Trainer, models: Models, reader: Client):
-    trainer.update(1, "shm")
+    trainer.operator.update(1, "step-1")
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
     trainer.order(epoch, 2, "gloo", deadlineSeconds=3)
@@ -275,6 +322,7 @@ def test_a_group_that_does_not_form_is_told_with_where(trainer: Trainer, models:
     serves(reader, models, 1)
 
 
+@SHM
 @pytest.mark.parametrize("file", ["../etc/passwd", "rollfleet-1", "/etc/passwd", "rollfleet-" + "g" * 32])
 def test_a_handle_that_is_no_file_of_a_trainer_is_refused(trainer: Trainer, file: str):
     epoch = trainer.operator.next_epoch()

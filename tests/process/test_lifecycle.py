@@ -1,6 +1,7 @@
 """Both ports of one process, for real: uvicorn, TLS, tokens, a certificate that changes, and the end."""
 
 import asyncio
+import json
 import signal
 import socket
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from rollfleet_engine.guard import lifecycle
 from rollfleet_engine.guard.lifecycle import Certificate
+from rollfleet_engine.weights.backends.registry import GROUP
 from rollfleet_protocol.commands import STATE_PATH
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.state import EngineState
@@ -117,19 +119,53 @@ def test_a_pair_that_does_not_match_is_not_taken(tmp_path: Path) -> None:
     assert not certificate.reload()
 
 
-@pytest.mark.parametrize("fault", ["no certificate", "port taken"])
+@pytest.mark.parametrize("fault", ["no certificate", "port taken", "unforeseen"])
 async def test_an_engine_whose_guard_cannot_start_does_not_start(config: EngineConfig, fault: str) -> None:
     taken = socket.socket()
     if fault == "no certificate":
         (Path(config.tls_dir) / "tls.crt").unlink()
-    else:
+    elif fault == "port taken":
         taken.bind(("127.0.0.1", config.control_port))
         taken.listen()
+    process = Process(config)
+    if fault == "unforeseen":
+        process.engine.failures["look"] = ZeroDivisionError("of an engine's own")
     with taken:
-        async with Process(config).running() as process:
+        async with process.running():
             assert process.exited
     with pytest.raises(OSError, match=r"."):
         await asyncio.open_connection("127.0.0.1", config.serving_port)
+
+
+async def test_a_backend_of_others_that_cannot_run_is_told_and_stops_no_engine(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metadata = tmp_path / "plugin" / "plugin-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+    lines = f"[{GROUP}]\nshm = evil:Backend\ntheirs = rollfleet_test_no_driver:Backend\n"
+    (metadata / "entry_points.txt").write_text(lines)
+    (tmp_path / "plugin" / "rollfleet_test_no_driver.py").write_text("raise OSError('no driver')\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "plugin"))
+    async with Process(config).running() as process:
+        assert (await process.state()).alive
+    lines_told = [json.loads(line) for line in capfd.readouterr().out.splitlines() if "backend.left_out" in line]
+    told = {line["backend"]: line["why"] for line in lines_told}
+    assert told["theirs"] == "OSError: no driver"
+    assert "evil:Backend of the distribution plugin would replace" in told["shm"]
+
+
+async def test_what_an_engine_lacks_is_told_at_its_start_and_to_the_operator(
+    config: EngineConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    process = Process(config)
+    process.engine.lacking = {"pause/keep": "EngineCore.pause_scheduler has the modes abort, not keep"}
+    async with process.running():
+        capabilities = (await process.state()).facts.capabilities
+    assert "pause/abort" in capabilities
+    assert "pause/keep" not in capabilities
+    assert '"event": "engine.lacks"' in (told := capfd.readouterr().out)
+    assert "has the modes abort, not keep" in told
 
 
 async def test_a_control_port_that_dies_makes_the_engine_not_live(config: EngineConfig) -> None:

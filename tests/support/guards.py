@@ -61,7 +61,7 @@ OPERATOR_TOKEN = f"{OPERATOR.subject}/{OPERATOR.uid}"
 class Guarded:
     """A guard with an engine in memory, and short ways to drive it."""
 
-    def __init__(self, hold: Hold | None = None, engine: "MemoryEngine | None" = None, backend: str = "") -> None:
+    def __init__(self, hold: Hold | None = None, engine: "MemoryEngine | None" = None, backend: str = "gloo") -> None:
         self.engine = engine or MemoryEngine()
         self.app = MemoryApp(self.engine)
         self.stager = MemoryStager()

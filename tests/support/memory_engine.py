@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rollfleet_engine.guard.adapting import able
 from rollfleet_engine.guard.answers import Receive, Scope, Send
 from rollfleet_engine.guard.checkpoints import OnProgress
 from rollfleet_engine.guard.ports import EngineError, Received
@@ -63,6 +64,7 @@ class MemoryEngine:
 
     def __init__(self) -> None:
         self.is_alive = True
+        self.lacking: dict[str, str] = {}  # capabilities, and why
         self.paused = False
         self.weights = "model"
         self.failures: dict[str, EngineError | Exception] = {}
@@ -79,9 +81,18 @@ class MemoryEngine:
         self.came: list[str] = []  # tensors of a push
         self.digest: str | None = None  # what apply reports, if not the truth
 
+    async def look(self, deadline_s: float) -> dict[str, str]:
+        """As told."""
+        assert deadline_s > 0
+        if "look" in self.failures:
+            raise self.failures["look"]
+        return self.lacking
+
     def facts(self) -> Facts:
-        """Fixed."""
-        return Facts(guard_version="0", engine="memory", engine_version="1", model="policy")
+        """Fixed, but for what it lacks."""
+        return Facts(
+            guard_version="0", engine="memory", engine_version="1", model="policy", capabilities=able(self.lacking)
+        )
 
     def alive(self) -> bool:
         """As told."""

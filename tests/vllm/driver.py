@@ -47,6 +47,11 @@ class Driver:
     async def facts(self) -> Any:
         return self.adapter.facts().model_dump(mode="json", by_alias=False)
 
+    async def look(self) -> Any:
+        """What it lacks, and the capabilities that it tells then."""
+        lacking = await self.adapter.look(DEADLINE_S)
+        return {"lacking": dict(lacking), "capabilities": list(self.adapter.facts().capabilities)}
+
     async def generate(self, prompt: list[int], count: int) -> Any:
         """Greedy tokens, their log-probabilities, cached prompt tokens and how it ended."""
         self.requests += 1

@@ -1,34 +1,33 @@
 """What adapters of engines share."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from rollfleet_engine.weights.backends.registry import usable_names
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.state import Facts
 
+BY_WORKERS = ("source/Checkpoint", "source/Trainer", "verify/Digest", "verify/Coverage")
+PAUSES = tuple(f"pause/{mode.value}" for mode in PauseMode)
+SLEEPS = ("sleep/1", "sleep/2")
+# All that the guard's contract knows of engines; backends of pushes are the guard's own.
+CAPABILITIES = (*BY_WORKERS, "verify/Logprobs", *PAUSES, *SLEEPS)
 
-@cache
-def capabilities(*, sleeps: bool) -> tuple[str, ...]:
-    """What an engine with this guard can do; backends as far as they can be imported here."""
-    return (
-        *("source/Checkpoint", "source/Trainer"),
-        *(f"backend/{name}" for name in usable_names()),
-        *(f"pause/{mode.value}" for mode in PauseMode),
-        *(("sleep/1", "sleep/2") if sleeps else ()),
-        *("verify/Digest", "verify/Coverage", "verify/Logprobs"),
-    )
+
+def able(lacking: Mapping[str, str]) -> tuple[str, ...]:
+    """What an engine can do that was seen to lack these."""
+    return tuple(each for each in CAPABILITIES if each not in lacking)
 
 
 def with_backend(facts: Facts, backend: str) -> Facts:
-    """Of several backends only the one that the spec names (spec.weightTransfer.backend); all where it names none."""
-    others = {each for each in facts.capabilities if each.startswith("backend/")} - {f"backend/{backend}"}
-    if not backend:
-        return facts
-    return facts.model_copy(update={"capabilities": tuple(each for each in facts.capabilities if each not in others)})
+    """Pushes only by the backend that the spec names (spec.weightTransfer), and only where it can be imported here."""
+    if backend and backend in usable_names() and "source/Trainer" in facts.capabilities:
+        capabilities = (*facts.capabilities, f"backend/{backend}")
+    else:
+        capabilities = tuple(each for each in facts.capabilities if each != "source/Trainer")
+    return facts.model_copy(update={"capabilities": capabilities})
 
 
 def guard_version() -> str:

@@ -21,12 +21,14 @@ from rollfleet_engine.guard.serving import Serving
 from rollfleet_engine.guard.tallies import Tallies
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.guard.waiting import WaitingRoom
+from rollfleet_engine.weights.backends.registry import survey
 from rollfleet_protocol.engine_config import EngineConfig, config_of
 from rollfleet_protocol.refusals import RefusalReason
 
 AdapterOf = Callable[[Scope], EngineAdapter]
 ControlFront = Callable[[AsgiApp], AsgiApp]
 
+LOOK_S = 60.0  # for the workers' first answer: a node may be busy with loading other engines
 HEAD_S = 30.0  # for the head of a request on the serving port; clients may open connections ahead of their need
 # By name: this package may not import what is built on it.
 VLLM_ADAPTER_MODULE = "rollfleet_engine.vllm.adapter"
@@ -81,9 +83,9 @@ class GuardedApp:
             waiting = WaitingRoom(turnstile, config.hold)
             stager = self._stager or CheckpointStager(config)
             backend = "" if config.weight_transfer is None else config.weight_transfer.backend.value
-            service = GuardService(
-                self._adapter_of(scope), stager, turnstile, self._log, waiting, config.pod_uid, backend
-            )
+            adapter = self._adapter_of(scope)
+            await self._look(adapter)
+            service = GuardService(adapter, stager, turnstile, self._log, waiting, config.pod_uid, backend)
             verifier = self._verifier or ServiceAccountVerifier(config.audience, config.tokens)
             app = ControlApp(service, verifier, config.operator, self._log)
             control: AsgiApp = app
@@ -121,6 +123,13 @@ class GuardedApp:
             await verifier.close()
             control.close()
 
+    async def _look(self, adapter: EngineAdapter) -> None:
+        """What is not as it could be is told once, here."""
+        for capability, why in (await adapter.look(LOOK_S)).items():
+            self._log.write("engine.lacks", capability=capability, why=why)
+        for name, why in survey().left_out.items():
+            self._log.write("backend.left_out", backend=name, why=why)
+
     def _bound_connections(self, scope: Scope, tallies: Tallies) -> None:
         def refused(reason: RefusalReason) -> None:
             tallies.refused[reason] += 1
@@ -132,7 +141,7 @@ class GuardedApp:
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.start(scope)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, no engine runs without its guard
             # As the protocol says it: an exception would count as "no lifespan here", and the engine would go on.
             await receive()
             self._log.write("guard.start_failed", error=f"{type(error).__name__}: {error}")

@@ -75,7 +75,7 @@ class Operations:
         backend: str = "",
     ) -> None:
         self._adapter = adapter
-        self._backend = backend  # the one that pushes may come by; empty: any
+        self._backend = backend  # the one that pushes may come by; empty: none, weights come by checkpoints only
         self._stager = stager
         self._turnstile = turnstile
         self._log = log
@@ -267,8 +267,11 @@ class Operations:
     async def _take_push(
         self, operation: OperationRecord, command: Transfer, push: Push, deadline: Deadline
     ) -> Transferred:
-        if self._backend and push.backend != self._backend:
-            message = f"the push comes by {push.backend}, and spec.weightTransfer.backend is {self._backend}"
+        if push.backend != self._backend:
+            wanted = f"backend is {self._backend}" if self._backend else "names no backend: checkpoints only"
+            message = (
+                f"the push comes by {push.backend}, and spec.weightTransfer{'.' if self._backend else ' '}{wanted}"
+            )
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
         workers = self._adapter.facts().world_size
         if workers != push.workers:

@@ -38,8 +38,15 @@ class EngineAdapter(Protocol):
     apply raises than an EngineError with touched=False counts as having touched the weights.
     """
 
+    async def look(self, deadline_s: float) -> Mapping[str, str]:
+        """See once, at the guard's start, what the engine really has: capability (adapting.CAPABILITIES) -> why not.
+
+        What it lacks is no error: facts() does not name it, and the operator says so before it pauses anything.
+        """
+        ...
+
     def facts(self) -> Facts:
-        """Version, topology, model; no call to the core."""
+        """Version, topology, model, and the capabilities that `look` has seen; no call to the core."""
         ...
 
     def alive(self) -> bool:

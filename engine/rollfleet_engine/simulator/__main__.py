@@ -12,9 +12,11 @@ import time
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
 
 from rollfleet_engine.faults.options import add_options
 from rollfleet_engine.faults.plan import PlanError
+from rollfleet_engine.guard.adapting import CAPABILITIES
 from rollfleet_engine.guard.answers import AsgiApp
 from rollfleet_engine.guard.checkpoints import CheckpointStager, Stager
 from rollfleet_engine.guard.middleware import GuardedApp
@@ -31,11 +33,16 @@ from rollfleet_protocol.engine_config import EngineConfig, EngineConfigError, co
 
 STARTUP_VARIABLE = "ROLLFLEET_SIMULATOR_STARTUP_SECONDS"  # how long loading a model seems to take
 STEP_VARIABLE = "ROLLFLEET_SIMULATOR_STEP_SECONDS"  # that staging, pausing, updating and probing take at least
+LACKS_VARIABLE = "ROLLFLEET_SIMULATOR_LACKS"  # capabilities that it shall not have, with commas between
 PACE_VARIABLE = "ROLLFLEET_SIMULATOR_TOKEN_MS"
 _DEFAULT_PACE_MS = "2"
 _DEFAULT_MODEL_LEN = 2048
 _WATCHDOG_S = 5.0  # vLLM looks so often whether its core is dead, and then ends
 _SHUTDOWN_S = 2.0
+
+
+class OptionError(Exception):
+    """A variable of the simulator's has a value that means nothing."""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -70,9 +77,16 @@ def _model_len(arguments: argparse.Namespace) -> int:
     return int(config.get("max_position_embeddings", _DEFAULT_MODEL_LEN))
 
 
-async def _serve(
-    arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig, faults: Faults | None
-) -> None:
+def _lacks() -> frozenset[str]:
+    """What this engine shall not be able to do. Raises OptionError for what no engine could."""
+    named = frozenset(filter(None, os.environ.get(LACKS_VARIABLE, "").split(",")))
+    if unknown := sorted(named.difference(CAPABILITIES)):
+        raise OptionError(f"{LACKS_VARIABLE} names {', '.join(unknown)}: there are {', '.join(CAPABILITIES)}")
+    return named
+
+
+def _engine(arguments: argparse.Namespace, process: CoreProcess) -> tuple[Core, Starlette]:
+    """The core and its own routes."""
     seconds_per_token = float(os.environ.get(PACE_VARIABLE, _DEFAULT_PACE_MS)) / 1000
     core = Core(
         load_model(arguments.model),
@@ -84,22 +98,37 @@ async def _serve(
     limits = Limits(arguments.served_model_name, _model_len(arguments), arguments.max_logprobs)
     app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
     print_routes(app)
+    return core, app
+
+
+def _guarded(
+    arguments: argparse.Namespace, core: Core, app: Starlette, config: EngineConfig, faults: Faults | None
+) -> AsgiApp:
+    """Behind the guard, and behind the faults where there are any."""
     step_s = float(os.environ.get(STEP_VARIABLE, "0"))
-    adapter: EngineAdapter = SimulatorAdapter(core, str(arguments.model), step_s)
+    adapter: EngineAdapter = SimulatorAdapter(core, str(arguments.model), step_s, _lacks())
     stager: Stager = PacedStager(CheckpointStager(config), step_s)
-    if faults is not None:
-        adapter, stager = faults.adapter(adapter), faults.stager(stager)
-        faults.heed_signals()
-    guarded: AsgiApp = GuardedApp(
+    if faults is None:
+        return GuardedApp(app, config=config, adapter_of=lambda _: adapter, stager=stager)
+    struck = faults.adapter(adapter)
+    faults.heed_signals()
+    guarded = GuardedApp(
         app,
         config=config,
-        adapter_of=lambda _: adapter,
-        stager=stager,
-        control_front=None if faults is None else faults.control,
+        adapter_of=lambda _: struck,
+        stager=faults.stager(stager),
+        control_front=faults.control,
     )
+    return faults.serving(guarded)
+
+
+async def _serve(
+    arguments: argparse.Namespace, process: CoreProcess, config: EngineConfig, faults: Faults | None
+) -> None:
+    core, app = _engine(arguments, process)
     server = uvicorn.Server(
         uvicorn.Config(
-            guarded if faults is None else faults.serving(guarded),
+            _guarded(arguments, core, app, config, faults),
             host=arguments.host,
             port=arguments.port,
             interface="asgi3",
@@ -138,7 +167,7 @@ def main() -> int:
     try:
         faults = faults_of(arguments, config, process)
         asyncio.run(_serve(arguments, process, config, faults))
-    except (CheckpointError, PlanError) as error:
+    except (CheckpointError, PlanError, OptionError) as error:
         print(f"simulator: error: {error}", file=sys.stderr, flush=True)
         return 1
     finally:

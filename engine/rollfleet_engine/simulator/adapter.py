@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rollfleet_engine.guard.adapting import capabilities, guard_version, timed
+from rollfleet_engine.guard.adapting import able, guard_version, timed
 from rollfleet_engine.guard.checkpoints import OnProgress, Stager
 from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.simulator.core import Core, CoreDeadError
@@ -31,13 +31,22 @@ RELEASE = "0.27.1"
 class SimulatorAdapter:
     """Keeps rollfleet_engine.guard.ports.EngineAdapter."""
 
-    def __init__(self, core: Core, model: str, step_s: float = 0.0) -> None:
+    def __init__(self, core: Core, model: str, step_s: float = 0.0, lacks: frozenset[str] = frozenset()) -> None:
         self._core = core
         self._model = model
         self._step_s = step_s  # that pausing, updating and probing each take, as they do with large models
+        self._lacks = lacks  # capabilities that this engine was made without
         self._layers = elements_by_layer(core.weights.tensors)
         seats = (Seat(worker, core.ranks) for worker in range(core.ranks))
         self._workers = [Receiving(lambda: self._model_tensors, seat, lanes_reference) for seat in seats]
+
+    async def look(self, deadline_s: float) -> dict[str, str]:
+        """As it was made."""
+        return dict.fromkeys(sorted(self._lacks), "the simulator was started without it")
+
+    def _require(self, capability: str, reason: FailureReason) -> None:
+        if capability in self._lacks:
+            raise EngineError(reason, f"the simulator was started without {capability}")
 
     def facts(self) -> Facts:
         """Version, topology, model."""
@@ -48,7 +57,7 @@ class SimulatorAdapter:
             model=self._model,
             world_size=self._core.workers,
             data_parallel_size=self._core.ranks,
-            capabilities=capabilities(sleeps=True),
+            capabilities=able(dict.fromkeys(self._lacks, "")),
         )
 
     def alive(self) -> bool:
@@ -57,6 +66,7 @@ class SimulatorAdapter:
 
     async def pause(self, mode: PauseMode, deadline_s: float) -> None:
         """Stop scheduling; what runs ends with what it has, or is frozen."""
+        self._require(f"pause/{mode.value}", FailureReason.PAUSE_FAILED)
         with _calling("pause", FailureReason.PAUSE_FAILED):
             self._core.pause(mode.value)
             await self._take_time("pause", deadline_s)
@@ -82,6 +92,7 @@ class SimulatorAdapter:
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Read every tensor again, digest it, count layers, and only then hold the new weights."""
+        self._require("source/Checkpoint", FailureReason.TRANSFER_FAILED)
         seconds: dict[str, float] = {}
         started = time.monotonic()
         with _calling("weight transfer", FailureReason.TRANSFER_FAILED, touched=True):
@@ -110,6 +121,7 @@ class SimulatorAdapter:
 
     async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
         """Every rank joins the trainer's group."""
+        self._require("source/Trainer", FailureReason.TRANSFER_FAILED)
         await self._on_workers("init_weight_transfer_engine", lambda each: each.init(backend, info, deadline_s))
 
     async def push_start(self, deadline_s: float) -> None:
@@ -191,6 +203,7 @@ class SimulatorAdapter:
 
     async def sleep(self, level: int, deadline_s: float) -> None:
         """All ranks at once."""
+        self._require(f"sleep/{level}", FailureReason.SLEEP_FAILED)
         with _calling("sleep", FailureReason.SLEEP_FAILED, touched=True):
             self._core.sleep(level)
             await self._take_time("sleep", deadline_s)
@@ -218,6 +231,7 @@ class SimulatorAdapter:
 
     async def probe(self, tokens: tuple[int, ...], deadline_s: float) -> tuple[tuple[float, ...], ...]:
         """Log-probabilities of the prompt itself."""
+        self._require("verify/Logprobs", FailureReason.PROBE_FAILED)
         with _calling("probe", FailureReason.PROBE_FAILED):
             self._core.require_alive()
             if self._core.paused:

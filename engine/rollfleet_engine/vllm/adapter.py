@@ -13,11 +13,13 @@ import vllm
 from vllm import SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.platforms import current_platform
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from rollfleet_engine.guard.adapting import capabilities, guard_version, timed
+from rollfleet_engine.guard.adapting import BY_WORKERS, CAPABILITIES, SLEEPS, able, guard_version, timed
 from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
+from rollfleet_engine.vllm.abilities import missing
 from rollfleet_engine.vllm.release import told
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import PUSH_TYPE, SOURCE_TYPE, CheckpointUpdate
@@ -26,6 +28,7 @@ from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.sleep import Tag
 from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
+NO_SLEEP = "the engine was started without sleep mode: set spec.sleepMode of the RolloutEngine to Enabled"
 WORKERS_LEAD_S = 2.0
 OUTPUTS_LOOK_S = 0.002
 OUTPUTS_SETTLE_S = 0.02  # vLLM's own measure, in AsyncLLM.pause_generation
@@ -42,6 +45,7 @@ class VllmAdapter:
         self._engine = engine_client
         warm_up()  # for staging: later, compiling would take the interpreter away from requests
         self._initialised = False
+        self._lacking: Mapping[str, str] = dict.fromkeys(CAPABILITIES, "not looked at")
         self._probes = itertools.count(1)
         self._note_requests()
 
@@ -57,6 +61,21 @@ class VllmAdapter:
 
         self._engine.engine_core.add_request_async = add_request_async
 
+    async def look(self, deadline_s: float) -> Mapping[str, str]:
+        """By its signatures, and by one call to our extension in every worker, as each transfer makes them."""
+        lacking = dict(missing(type(self._engine), EngineCore))
+        if not self._sleeps():
+            lacking |= dict.fromkeys(SLEEPS, NO_SLEEP)
+        try:
+            async with _calling("rollfleet_report", FailureReason.TRANSFER_FAILED, deadline_s):
+                self._require_all(await self._on_workers("rollfleet_report"))
+        except EngineError as error:
+            # On CPUs it is the extension that makes workers sleep.
+            lost = (*BY_WORKERS, *(SLEEPS if current_platform.is_cpu() else ()))
+            lacking |= dict.fromkeys(lost, error.message)
+        self._lacking = lacking
+        return lacking
+
     def facts(self) -> Facts:
         """Version, topology, model; no call to the core."""
         parallel, model = self._engine.vllm_config.parallel_config, self._engine.vllm_config.model_config
@@ -68,7 +87,7 @@ class VllmAdapter:
             world_size=self._workers(),
             data_parallel_size=parallel.data_parallel_size,
             vocabulary=int(model.get_vocab_size()),
-            capabilities=capabilities(sleeps=self._sleeps()),
+            capabilities=able(self._lacking),
         )
 
     def _sleeps(self) -> bool:
@@ -248,20 +267,22 @@ class VllmAdapter:
         """One of vLLM's phases, and what every worker says of it: our workers record failures instead of raising."""
         await call()
         reports = await self._on_workers("rollfleet_report")
-        if len(reports) != self._workers():
-            message = f"{len(reports)} of {self._workers()} workers reported; the others cannot be vouched for"
-            raise EngineError(FailureReason.TRANSFER_FAILED, message)
+        self._require_all(reports)
         for report in reports:
             if report["failure"] is not None:
                 reason, message = report["failure"]["reason"], report["failure"]["message"]
                 raise EngineError(FailureReason(reason), _of_rank(report, message, len(reports)))
         return reports
 
+    def _require_all(self, reports: list[dict[str, Any]]) -> None:
+        if len(reports) != self._workers():
+            message = f"{len(reports)} of {self._workers()} workers reported; the others cannot be vouched for"
+            raise EngineError(FailureReason.TRANSFER_FAILED, message)
+
     async def sleep(self, level: int, deadline_s: float) -> None:
         """By vLLM's own sleep on every rank's core, which drops the prefix cache too."""
         if not self._sleeps():
-            message = "the engine was started without sleep mode: set spec.sleepMode of the RolloutEngine to Enabled"
-            raise EngineError(FailureReason.SLEEP_FAILED, message)
+            raise EngineError(FailureReason.SLEEP_FAILED, NO_SLEEP)
         async with _moving("sleep", deadline_s):
             await self._on_every_rank("sleep", level, "abort")
         if self._engine.logger_manager is not None:

@@ -9,7 +9,7 @@ import pytest
 from rollfleet_engine.guard.audit import DENIALS_EVERY_S, READS_EVERY_S
 from rollfleet_engine.guard.control import COMMANDS, LARGEST_BODY, ControlApp
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
-from rollfleet_protocol.commands import LOOK_PATH
+from rollfleet_protocol.commands import LOOK_PATH, Command
 from rollfleet_protocol.refusals import Refusal, RefusalReason
 from rollfleet_protocol.state import EngineState, Gate
 from tests.support.guards import OPERATOR, OPERATOR_TOKEN, SILENCE_S, TOKENS, Guarded, MemoryVerifier, eventually
@@ -186,6 +186,10 @@ async def test_bad_bodies_are_refused(client: httpx.AsyncClient, body: bytes) ->
 async def test_the_field_that_is_wrong_is_named(client: httpx.AsyncClient, guarded: Guarded) -> None:
     answer = await client.post("/rollfleet/v1/verify", json=verify_0(guarded, probeTokens=[1]))
     assert "probeTokens" in answer.json()["error"]["message"]
+
+
+def test_every_command_of_the_protocol_has_a_route() -> None:
+    assert set(COMMANDS.values()) == set(Command.__subclasses__())
 
 
 async def test_bodies_are_bounded(client: httpx.AsyncClient) -> None:

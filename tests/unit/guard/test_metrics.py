@@ -1,5 +1,7 @@
 """The guard's series behind the engine's, on /metrics."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ from rollfleet_engine.guard.serving import Serving
 from rollfleet_engine.guard.tallies import BOUNDS_S, ClosedTime, Durations
 from rollfleet_protocol.commands import PauseMode
 from rollfleet_protocol.refusals import ClosedReason
+from rollfleet_protocol.state import OperationName
 from tests.support.guards import Guarded, request
 
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -111,3 +114,10 @@ def test_durations_fall_into_cumulative_buckets() -> None:
     buckets = dict(durations.buckets())
     assert (buckets["0.05"], buckets["0.1"], buckets["1800"], buckets["+Inf"]) == (1, 2, 2, 3)
     assert len(buckets) == len(BOUNDS_S) + 1
+
+
+def test_the_page_of_metrics_names_every_operation() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if "`rollfleet_guard_operation_seconds`" in line)
+    told = re.findall(r"`(\w+)`", row.partition("`operation`: ")[2].partition(";")[0])
+    assert set(told) == {name.value for name in OperationName}

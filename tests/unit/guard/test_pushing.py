@@ -266,8 +266,15 @@ async def test_a_transfer_names_what_was_staged_or_who_sends() -> None:
         Transfer(incarnation="x", epoch=1, version=1, deadline_seconds=1)
 
 
-async def test_a_push_by_another_backend_than_the_spec_s_is_refused_untouched() -> None:
-    guarded = Guarded(backend="hccl")
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("hccl", "spec.weightTransfer.backend is hccl"),
+        ("", "spec.weightTransfer names no backend: checkpoints only"),
+    ],
+)
+async def test_a_push_by_another_backend_than_the_spec_s_is_refused_untouched(backend: str, words: str) -> None:
+    guarded = Guarded(backend=backend)
     try:
         await guarded.serve_initial()
         await guarded.close(2, 2)
@@ -280,7 +287,7 @@ async def test_a_push_by_another_backend_than_the_spec_s_is_refused_untouched() 
         assert state.operation is not None
         assert state.operation.failure is not None
         assert state.operation.failure.reason is FailureReason.TRANSFER_FAILED
-        message = f"the push comes by {PUSH.backend}, and spec.weightTransfer.backend is hccl"
+        message = f"the push comes by {PUSH.backend}, and {words}"
         assert message in state.operation.failure.message
         assert state.weights.state is WeightsState.VERIFIED
     finally:
@@ -288,7 +295,14 @@ async def test_a_push_by_another_backend_than_the_spec_s_is_refused_untouched() 
 
 
 def test_an_engine_offers_only_the_backend_that_its_spec_names() -> None:
-    facts = MemoryEngine().facts().model_copy(update={"capabilities": ("backend/gloo", "backend/shm", "pause/abort")})
-    assert with_backend(facts, "gloo").capabilities == ("backend/gloo", "pause/abort")
-    assert with_backend(facts, "hccl").capabilities == ("pause/abort",)
-    assert with_backend(facts, "") == facts
+    facts = MemoryEngine().facts()
+    assert {"source/Trainer", "backend/shm"} <= set(with_backend(facts, "shm").capabilities)
+    for backend in ("hccl", "", "nobody's"):
+        rest = set(facts.capabilities) - {"source/Trainer"}
+        assert set(with_backend(facts, backend).capabilities) == rest, "no backend, no pushes"
+
+
+def test_nor_any_where_the_engine_takes_no_pushes() -> None:
+    engine = MemoryEngine()
+    engine.lacking = {"source/Trainer": "AsyncLLM has no update_weights"}
+    assert not {"source/Trainer", "backend/shm"} & set(with_backend(engine.facts(), "shm").capabilities)

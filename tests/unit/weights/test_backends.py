@@ -37,12 +37,13 @@ def test_a_wrong_name_fails_with_the_list_of_what_is_there() -> None:
         registry.make("nccl")
 
 
-def entry_points_of(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    metadata = folder / "plugin-1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1\n")
+def entry_points_of(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "plugin") -> None:
+    """A distribution that is installed beside ours, with these lines under our group."""
+    metadata = folder / name / f"{name}-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{text}\n")
-    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.syspath_prepend(str(folder / name))
 
 
 def test_others_are_found_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,10 +55,51 @@ def test_others_are_found_by_entry_point(tmp_path: Path, monkeypatch: pytest.Mon
         registry.make("gone")
 
 
-def test_nobody_takes_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry_points_of(tmp_path, monkeypatch, "shm = evil:Backend")
-    with pytest.raises(PushError, match="give yours another name"):
-        registry.make("shm")
+@pytest.mark.parametrize("what", ["OSError('no driver')", "RuntimeError('no driver')", "SystemExit('no driver')"])
+def test_what_a_plug_in_raises_is_told_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    broken, made = (f"rollfleet_test_{kind}_{what.partition('(')[0].lower()}" for kind in ("broken", "made"))
+    entry_points_of(tmp_path, monkeypatch, f"theirs = {broken}:X\nmade = {made}:X")
+    (tmp_path / "plugin" / f"{broken}.py").write_text(f"raise {what}\n")
+    (tmp_path / "plugin" / f"{made}.py").write_text(f"def X():\n    raise {what}\n")
+    found = registry.survey()
+    assert "shm" in found.usable
+    assert "theirs" not in found.usable
+    told = what.replace("('", ": ").replace("')", "")
+    assert found.left_out["theirs"] == told
+    for name in ("theirs", "made"):
+        with pytest.raises(PushError, match=rf"backend {name} cannot run here: {told}; there are .*shm"):
+            registry.make(name)
+
+
+@pytest.mark.parametrize("ours", sorted(registry.OURS))
+def test_nobody_takes_the_place_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ours: str) -> None:
+    """Nor stops the others: which one of two was meant is not guessed."""
+    entry_points_of(tmp_path, monkeypatch, f"{ours} = evil:Backend")
+    text = f"evil:Backend of the distribution plugin would replace {registry.OURS[ours]}: rename one of them"
+    found = registry.survey()
+    assert found.left_out[ours] == text
+    assert ours not in found.usable
+    with pytest.raises(PushError, match=f"backend {ours} is left out: {text}"):
+        registry.make(ours)
+
+
+def test_two_others_of_one_name_are_both_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points_of(tmp_path, monkeypatch, "nccl = rollfleet_engine.weights.backends.shm:ShmBackend", "one")
+    entry_points_of(tmp_path, monkeypatch, "nccl = elsewhere:Backend", "two")
+    with pytest.raises(PushError, match=r"backend nccl is left out: .*would replace.*there are .*shm"):
+        registry.make("nccl")
+    assert "nccl" not in registry.usable_names()
+
+
+def test_metadata_that_cannot_be_read_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points_of(tmp_path, monkeypatch, "no equals sign", "broken")
+    entry_points_of(tmp_path, monkeypatch, "mine = rollfleet_engine.weights.backends.shm:ShmBackend", "nameless")
+    (tmp_path / "nameless" / "nameless-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
+    found = registry.survey()
+    assert {"mine", "shm"} <= set(found.usable)
+    assert found.left_out["broken"].startswith("metadata of the distribution broken: ")
 
 
 @pytest.fixture
