@@ -17,7 +17,7 @@ from tests.contract.models import SimulatedModels
 from tests.contract.process import EngineProcess, Kind, Site
 from tests.support.simulated_updates import DEADLINES, bump, failed, make_world
 
-LACKING = ("pause/keep", "sleep/2", "source/Checkpoint")
+LACKING = ("pause/keep", "sleep/2", "verify/Coverage")
 
 
 def test_an_engine_lacks_nothing_of_the_contract(operator: Operator):
@@ -62,7 +62,7 @@ def test_c23_it_fails_when_it_is_asked_for_all_the_same(its_operator: Operator):
     assert its_operator.state().weights.state is WeightsState.VERIFIED
 
 
-@pytest.mark.parametrize(("mode", "named"), [(PauseMode.ABORT, "source/Checkpoint"), (PauseMode.KEEP, "pause/keep")])
+@pytest.mark.parametrize(("mode", "named"), [(PauseMode.ABORT, "verify/Coverage"), (PauseMode.KEEP, "pause/keep")])
 def test_c23_the_operator_names_what_is_missing_before_any_pause(
     its_operator: Operator, monkeypatch: pytest.MonkeyPatch, mode: PauseMode, named: str
 ):

@@ -25,6 +25,7 @@ from rollfleet_operator.api.weightversion import (
 )
 from rollfleet_operator.core.objects.pod import template_hash
 from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView, Settings
+from rollfleet_operator.core.preparing import NEEDED
 from rollfleet_protocol.state import (
     EngineState,
     Facts,
@@ -51,7 +52,7 @@ FACTS = Facts(
     engine_version="0.1.0",
     model="/rollfleet/model/Qwen3",
     world_size=1,
-    capabilities=("source/Checkpoint", "pause/abort", "pause/wait", "pause/keep"),
+    capabilities=(*NEEDED, "pause/abort", "pause/wait", "pause/keep"),
 )
 
 

@@ -1,4 +1,4 @@
-"""What the adapter sees of a real vLLM that was not started as ours are; of ours tells tests/contract/test_capabilities.py."""
+"""What the adapter sees of a vLLM not started as ours are; of ours tells tests/contract/test_capabilities.py."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from rollfleet_protocol.commands import CheckpointSource, Prepare
 from rollfleet_protocol.state import EngineState, FailureReason, OperationName, Staged
 
 OWN_FAILURES = frozenset(reason.value for reason in FailureReason)
-NEEDED = ("source/Checkpoint",)
+NEEDED = ("source/Checkpoint", "verify/Digest", "verify/Coverage", "verify/Logprobs")  # of every update
 
 Member = tuple[Engine, EngineState]
 
