@@ -94,15 +94,11 @@ _NO_STAGES = Exclusion(Feature.ROUTED_EXPERTS, Feature.PIPELINE, _ON_PIPELINE)
 # --kv-offloading-size makes a connector too (config/vllm.py, _post_init_kv_transfer_config), after that check.
 _ROUTED = (
     _NO_STAGES,
-    Exclusion(Feature.ROUTED_EXPERTS, Option("--kv-transfer-config"), _KV_CONNECTOR),
     Exclusion(Feature.ROUTED_EXPERTS, Option("--kv-offloading-size"), _KV_CONNECTOR),
 )
 _ONE = frozenset({"1"})
 _NO_CONTEXT_SPLIT = Exclusion(
     Feature.ROUTED_EXPERTS, Option("--decode-context-parallel-size", values=_ONE, but=True), _CONTEXT_SPLIT
-)
-_SPLIT_SERVING = frozenset(
-    {"NixlConnector", "NixlPullConnector", "NixlPushConnector", "MoRIIOConnector", "MooncakeConnector"}
 )
 
 
@@ -197,11 +193,6 @@ RANGES: tuple[Dialect | Unspoken, ...] = (
         },
         exclusions=(
             _NO_STAGES,
-            Exclusion(
-                Feature.ROUTED_EXPERTS,
-                Option("--kv-transfer-config", "kv_connector", _SPLIT_SERVING),
-                "records of prefill do not travel with the KV cache (vLLM's own check, config/vllm.py)",
-            ),
             Exclusion(
                 Feature.ROUTED_EXPERTS,
                 Option("--no-enable-prefix-caching"),

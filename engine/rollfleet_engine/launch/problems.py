@@ -76,6 +76,11 @@ def _installation(facts: Facts, dialect: Dialect | None) -> Iterator[Problem]:
 
 def _options(config: EngineConfig, dialect: Dialect) -> Iterator[Problem]:
     known = dialect.option_names()
+    if "--" in config.engine_args:
+        # vLLM looks for --config in all words before its parser does, also behind a "--".
+        yield Problem(
+            cause='spec.engine.args: "--" may not be given: it hides the options behind it', remedy="remove it"
+        )
     for word in positional_words(config.engine_args, known):
         if word in SUBCOMMANDS:
             yield Problem(cause=f"spec.engine.args: {word}: {SUBCOMMANDS[word]}", remedy="remove it")

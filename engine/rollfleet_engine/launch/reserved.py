@@ -29,6 +29,15 @@ _NO_GATE = "it starts servers that the guard does not stand in front of"
 _LOG = "the launcher reads the engine's log for the cause of a failure"
 _LEVEL = "at that level it hides errors, which the launcher reads from the engine's log"
 _RANKS = "workers come from spec.parallelism alone: an engine that has others takes no update"
+_QUANTISED = (
+    "NotSupported: weights quantised while loading cannot be updated and verified; "
+    "a checkpoint that is stored quantised needs no flag"
+)
+# KVConnectorBase_V1.reset_cache answers None where a connector does not implement it, and the scheduler takes that for
+# done (0.27.1, v1/core/sched/scheduler.py reset_connector_cache): a store would answer from KV of the old weights.
+_OUTSIDE_CACHE = (
+    "NotSupported: caches outside of the engine are not emptied by an update, and would answer for old weights"
+)
 _EXECUTOR = "NotSupported: workers are processes of the engine's one pod, as vLLM starts them by itself"
 _WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
 
@@ -106,15 +115,16 @@ RESERVED_OPTIONS = (
     Reserved(
         "--default-mm-loras", "NotSupported: adapters would answer under a weight version that does not name them"
     ),
-    Reserved(
-        "--quantization",
-        "NotSupported: weights quantised while loading cannot be updated and verified; "
-        "a checkpoint that is stored quantised needs no flag",
-    ),
-    Reserved(
-        "-q",
-        "NotSupported: weights quantised while loading cannot be updated and verified; "
-        "a checkpoint that is stored quantised needs no flag",
+    *(Reserved(name, _QUANTISED) for name in ("--quantization", "-q")),
+    Reserved("--quantization-config", _QUANTISED),
+    *(Reserved(name, _OUTSIDE_CACHE) for name in ("--kv-transfer-config", "--ec-transfer-config")),
+    Reserved("--kv-events-config", "it tells clients' tokens to whoever reaches its port"),
+    Reserved("--grpc-port", _NO_GATE),
+    Reserved("--scheduler-cls", "the guard pauses vLLM's own scheduler; a replaced one may run on"),
+    *(
+        Reserved(f"--{no}enable-{kind}-embeds", "it has the server load serialised tensors that clients send")
+        for kind in ("prompt", "mm")
+        for no in ("", "no-")
     ),
     Reserved("--uvicorn-log-level", _LOG),
     Reserved("--disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),

@@ -119,19 +119,6 @@ def test_experts_are_spread_where_there_are_experts(place):
         (
             "0.32 on NPUs",
             {
-                "features": {"routedExperts": True},
-                "engineArgs": ["--kv-transfer-config", '{"kv_connector": "NixlConnector"}'],
-            },
-            ["NixlConnector", "prefill"],
-        ),
-        (
-            "0.27.1 on NPUs",
-            {"features": {"routedExperts": True}, "engineArgs": ["--kv-transfer-config={}"]},
-            ["--kv-transfer-config"],
-        ),
-        (
-            "0.32 on NPUs",
-            {
                 "features": {"tokenEndpoint": "Enabled", "traceReplay": True},
                 "engineArgs": ["--speculative-config", '{"method": "suffix"}'],
             },
@@ -198,17 +185,6 @@ NEW, NEWEST = "0.29 on NPUs", "0.32 on NPUs"
             REPLAY
             | {"engineArgs": ["--speculative-config.method=suffix", "--speculative-config.num_speculative_tokens=3"]},
             "suffix",
-        ),
-        (
-            "0.27.1 on NPUs",
-            ROUTED | {"engineArgs": ["--kv-transfer-config.kv_connector=X", "--kv-transfer-config.kv_role=kv_both"]},
-            "--kv-transfer-config",
-        ),
-        (
-            NEWEST,
-            ROUTED
-            | {"engineArgs": ["--kv-transfer-config.kv_connector=NixlConnector", "--kv-transfer-config.kv_role=both"]},
-            "NixlConnector",
         ),
         ("0.27.1 on NPUs", ROUTED | {"engineArgs": ["--kv-offloading-size", "4"]}, "--kv-offloading-size"),
         (NEW, ROUTED | {"engineArgs": ["-dcp", "2"]}, "--decode-context-parallel-size 2"),

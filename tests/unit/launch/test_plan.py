@@ -138,6 +138,12 @@ def test_simulator_gets_the_same_arguments(make_config, make_facts):
         ("-dpb=ray", "-dpb"),
         ("--device-ids=0,1", "--device-ids"),
         ("--log-config-file=/x", "--log-config-file"),
+        ("--kv-transfer-config.kv_connector=X", "--kv-transfer-config"),
+        ("--ec-transfer-config={}", "--ec-transfer-config"),
+        ("--kv_events_config={}", "--kv-events-config"),
+        ("--scheduler-cls=pkg.Scheduler", "--scheduler-cls"),
+        ("--enable-prompt-embeds", "--enable-prompt-embeds"),
+        ("--quantization-config={}", "--quantization-config"),
     ],
 )
 def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_facts, argument, option):
@@ -339,6 +345,11 @@ def test_facts_default_to_nothing_wrong(make_config):
     found = plan(make_config(), Facts(kind=EngineKind.VLLM, installation=installation, model=_WHOLE))
     assert isinstance(found, Plan), found
     assert found.unset == ()
+
+
+def test_a_bare_double_dash_hides_nothing(make_config, make_facts):
+    causes = _causes(make_config, make_facts, config={"engineArgs": ["--", "--config", "/checkpoints/evil.yaml"]})
+    assert any('"--" may not be given' in cause for cause in causes)
 
 
 @pytest.mark.parametrize(
