@@ -4,6 +4,7 @@ The trainer is a process of its own with torch. Of gloo the simulator needs torc
 interpreter of the vLLM environment here.
 """
 
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -298,13 +299,28 @@ def test_an_update_that_its_trainer_leaves_ends_by_its_deadline(trainer: Trainer
     serves(reader, models, 1)
 
 
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Accepts, and says nothing: torch would wait for it for ever."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
 @GLOO
-def test_a_group_that_does_not_form_is_told_with_where(trainer: Trainer, models: Models, reader: Client):
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_group_that_does_not_form_is_told_with_where(
+    trainer: Trainer, models: Models, reader: Client, silent_port: int, silent: bool
+):
     trainer.operator.update(1, "step-1")
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
     trainer.order(epoch, 2, "gloo", deadlineSeconds=3)
-    info = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2}
+    info = {
+        "master_address": "127.0.0.1",
+        "master_port": silent_port if silent else 9,
+        "rank_offset": 1,
+        "world_size": 2,
+    }
     answers: list[tuple[int, str]] = []
     calling = threading.Thread(
         target=lambda: answers.append(trainer.call("init_weight_transfer_engine", {"init_info": info}))
@@ -314,6 +330,7 @@ def test_a_group_that_does_not_form_is_told_with_where(trainer: Trainer, models:
     calling.join(20)
     assert answers
     assert answers[0][0] == 502
+    assert "rank 1 of 2 cannot join at 127.0.0.1" in answers[0][1]
     failure = operation_of(state).failure
     assert failure is not None
     assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1))

@@ -224,7 +224,7 @@ class VllmAdapter:
 
     async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
         """Every worker joins the trainer's group."""
-        wire = {"type": PUSH_TYPE, "backend": backend, "info": dict(info), "deadline_s": deadline_s}
+        wire = {"type": PUSH_TYPE, "backend": backend, "info": dict(info), "deadline_s": _of_workers(deadline_s)}
         async with _calling("init_weight_transfer_engine", FailureReason.TRANSFER_FAILED, deadline_s):
             await self._phase(lambda: self._engine.init_weight_transfer_engine(WeightTransferInitRequest(wire)))
 
@@ -235,8 +235,7 @@ class VllmAdapter:
 
     async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
         """Every worker receives, digests and loads."""
-        # Workers give up first: a call that has not come back at its deadline leaves them where nobody can reach them.
-        wire = {"type": PUSH_TYPE, "info": dict(info), "deadline_s": deadline_s - min(WORKERS_LEAD_S, deadline_s / 4)}
+        wire = {"type": PUSH_TYPE, "info": dict(info), "deadline_s": _of_workers(deadline_s)}
         async with _calling("update_weights", FailureReason.TRANSFER_FAILED, deadline_s):
             await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(wire)))
 
@@ -367,6 +366,11 @@ async def _moving(what: str, deadline_s: float) -> AsyncIterator[None]:
     except EngineError as error:
         error.touched = True
         raise
+
+
+def _of_workers(deadline_s: float) -> float:
+    """They give up first: a call that has not come back at its deadline leaves them where nobody can reach them."""
+    return deadline_s - min(WORKERS_LEAD_S, deadline_s / 4)
 
 
 @asynccontextmanager
