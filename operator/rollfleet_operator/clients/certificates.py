@@ -5,7 +5,7 @@ certificate lives in Secret `<fleet>-engine-tls` for 90 days and is made anew af
 
 The CA is made anew after two thirds of its life, or where a person asks for it by the annotation ROTATE. The one before
 is trusted beside it for as long as a certificate of its can live, so that engines may take their new one when the
-kubelet brings it; `status.caBundle` carries both meanwhile.
+kubelet brings it; `status.caBundle` carries both meanwhile. That time is each CA's own, however many were made since.
 """
 
 import asyncio
@@ -292,14 +292,22 @@ def _why_rotate(secret: Manifest, authority: Authority, now: datetime) -> str | 
 
 
 def _before(secret: Manifest, newest: x509.Certificate, now: datetime) -> tuple[x509.Certificate, ...]:
-    """The CAs whose certificates engines may still show: none lives longer than FLEET_LIFE after the newest began."""
-    if now > newest.not_valid_before_utc + BACKDATED + FLEET_LIFE:
-        return ()
+    """The CAs whose certificates engines may still show: none lives longer than FLEET_LIFE after the next CA began."""
     try:
         known = x509.load_pem_x509_certificates(base64.b64decode(secret["data"].get("ca.crt", "")))
     except ValueError:  # what is trusted besides is lost, the CA is not
         return ()
-    return tuple(each for each in known if each != newest and each.not_valid_after_utc > now)[:MOST_BEFORE]
+    ordered = [newest, *(each for each in known if each != newest)]  # the newest first
+    ends = (
+        min(each.not_valid_after_utc, _end_before(following))
+        for each, following in zip(ordered[1:], ordered, strict=False)
+    )
+    return tuple(each for each, end in zip(ordered[1:], ends, strict=True) if now <= end)[:MOST_BEFORE]
+
+
+def _end_before(ca: x509.Certificate) -> datetime:
+    """When the last certificate ends that the CA before this one has signed."""
+    return ca.not_valid_before_utc + BACKDATED + FLEET_LIFE
 
 
 def _pem(certificate: x509.Certificate) -> str:

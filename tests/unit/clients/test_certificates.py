@@ -248,6 +248,29 @@ async def test_a_new_ca_is_trusted_beside_the_one_before_until_no_engine_can_sho
     assert cluster.writes.count(("patch", "secrets", CA_SECRET)) == 1
 
 
+async def test_each_ca_is_trusted_for_ninety_days_after_its_own_successor(
+    certificates: Certificates, cluster: MemoryCluster, clock: Clock
+) -> None:
+    """Also where CAs are made so often that the newest is always young: a CA may have been withdrawn for its key."""
+    made = [bundled(await certificates.ensure(make_fleet()))[0]]
+    began = clock.now
+
+    async def on_day(day: float, *, rotate: bool = False) -> list[x509.Certificate]:
+        clock.now = began + timedelta(days=day)
+        if rotate:
+            ca_secret(cluster)["metadata"]["annotations"] = {ROTATE: "again"}
+        certificates.recheck({"f-1"})
+        return bundled(await certificates.ensure(make_fleet()))
+
+    for day in (0, 80, 160, 240):
+        bundle = await on_day(day, rotate=True)
+        made.insert(0, bundle[0])
+        assert bundle == made[:3]
+        assert await on_day(day + 9) == made[:3]
+        assert await on_day(day + 11) == made[:2], "the one before the last is gone"
+    assert await on_day(240 + 91) == made[:1]
+
+
 async def test_one_of_two_operators_makes_the_new_ca(cluster: MemoryCluster, clock: Clock) -> None:
     both = [Certificates(cluster, "rollfleet", clock) for _ in range(2)]
     await asyncio.gather(*(each.ensure(make_fleet()) for each in both))
