@@ -346,7 +346,8 @@ def admits(policy: dict[str, Any], port: int, protocol: str, namespace: str, of:
     """As a network that honours it reads an Ingress policy."""
 
     def is_from(peer: dict[str, Any]) -> bool:
-        spaces, pods = peer["namespaceSelector"]["matchLabels"], peer["podSelector"]["matchLabels"]
+        own = {"matchLabels": {"kubernetes.io/metadata.name": policy["metadata"]["namespace"]}}
+        spaces, pods = peer.get("namespaceSelector", own)["matchLabels"], peer["podSelector"]["matchLabels"]
         return spaces.items() <= {"kubernetes.io/metadata.name": namespace}.items() and pods.items() <= of.items()
 
     return any(
@@ -356,18 +357,24 @@ def admits(policy: dict[str, Any], port: int, protocol: str, namespace: str, of:
     )
 
 
-def test_c14_only_the_operators_pods_reach_the_control_port_and_anybody_every_other() -> None:
+def test_c14_anybody_reaches_8000_the_operators_pods_the_control_port_and_engines_of_the_fleet_the_rest() -> None:
     policy = build_network_policy(make_fleet(), LOCKED)
     labels = {"rollfleet.io/fleet": "qwen", "rollfleet.io/component": "engine"}
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     assert pod()["metadata"]["labels"].items() >= policy["spec"]["podSelector"]["matchLabels"].items()
     operator = {"app.kubernetes.io/name": "rollfleet", "app.kubernetes.io/instance": "rollfleet"}
     assert admits(policy, 8001, "TCP", "rollfleet-system", operator)
-    for namespace, of in (("rl", operator), ("rollfleet-system", {"app": "x"}), ("rl", labels)):
-        assert not admits(policy, 8001, "TCP", namespace, of)
-        for port in (1, 8000, 8002, 29500, 65535):
-            assert admits(policy, port, "TCP", namespace, of)
-        assert admits(policy, 8001, "UDP", namespace, of)
+    others = ("rl", operator), ("rollfleet-system", {"app": "x"}), ("rl", labels | {"rollfleet.io/fleet": "llama"})
+    router = "rl", labels | {"rollfleet.io/component": "router"}
+    for namespace, of in (*others, router, ("elsewhere", labels), ("rollfleet-system", operator)):
+        assert admits(policy, 8000, "TCP", namespace, of)
+        assert admits(policy, 8001, "TCP", namespace, of) == ((namespace, of) == ("rollfleet-system", operator))
+        for port in (1, 7999, 8002, 29500, 65535):  # torch chooses any: no identity, and pickled objects
+            assert not admits(policy, port, "TCP", namespace, of)
+            assert not admits(policy, port, "UDP", namespace, of)
+    for port in (1, 7999, 8000, 8002, 29500, 65535):
+        assert admits(policy, port, "TCP", "rl", labels)
+    assert not admits(policy, 8001, "TCP", "rl", labels)
 
 
 def test_the_network_policy_is_there_while_the_operator_is_told_its_own_pods() -> None:

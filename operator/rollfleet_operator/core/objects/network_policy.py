@@ -1,13 +1,15 @@
-"""Who may connect to engines: the control port takes only the operator's pods, every other port anybody.
+"""Who may connect to engines: anybody to 8000, the operator to the control port, engines of the fleet to the rest.
 
 A second lock before the guard's own, where the cluster's network honours NetworkPolicies; where it does not, the object
-does nothing. Other ports stay open: clients come to 8000, and weights by ports that their back ends choose.
+does nothing. The rest is what vLLM and torch choose to find their ranks by (a TCPStore on every address, no identity,
+pickled objects), which nobody but the ranks may speak to.
 """
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.objects.common import (
     COMPONENT_ENGINE,
     CONTROL_PORT,
+    SERVING_PORT,
     Manifest,
     labels,
     metadata,
@@ -30,6 +32,7 @@ def build_network_policy(fleet: RolloutEngine, settings: Settings) -> Manifest:
         "namespaceSelector": {"matchLabels": {NAMESPACE_LABEL: settings.operator_namespace}},
         "podSelector": {"matchLabels": dict(settings.operator_pods)},
     }
+    engines = {"podSelector": {"matchLabels": labels(fleet, COMPONENT_ENGINE)}}  # of this namespace
     others = [
         {"protocol": "TCP", "port": 1, "endPort": CONTROL_PORT - 1},
         {"protocol": "TCP", "port": CONTROL_PORT + 1, "endPort": LAST_PORT},
@@ -42,6 +45,10 @@ def build_network_policy(fleet: RolloutEngine, settings: Settings) -> Manifest:
         "spec": {
             "podSelector": {"matchLabels": labels(fleet, COMPONENT_ENGINE)},
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [operator], "ports": [{"protocol": "TCP", "port": CONTROL_PORT}]}, {"ports": others}],
+            "ingress": [
+                {"ports": [{"protocol": "TCP", "port": SERVING_PORT}]},
+                {"from": [operator], "ports": [{"protocol": "TCP", "port": CONTROL_PORT}]},
+                {"from": [engines], "ports": others},
+            ],
         },
     }
