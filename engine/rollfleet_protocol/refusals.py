@@ -15,7 +15,7 @@ class RefusalReason(StrEnum):
     INVALID_REQUEST = "InvalidRequest"  # 400
     TOO_SLOW = "TooSlow"  # 408
     TOO_LARGE = "TooLarge"  # 413; 431 where it is the head
-    BUSY = "Busy"  # 429: the same is asked for by another call that runs
+    BUSY = "Busy"  # 429: the same is asked for by another call that runs, or too many calls do
     PROBE_FAILED = "ProbeFailed"  # 502: the engine's own text
     TRANSFER_FAILED = "TransferFailed"  # 502: the engine's own text
     WRONG_INCARNATION = "WrongIncarnation"  # 409: the process was restarted since

@@ -14,12 +14,14 @@ from rollfleet_engine.guard.control import ControlApp
 from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.keys import IdentityError
 from rollfleet_engine.guard.lifecycle import ControlServer
-from rollfleet_protocol.commands import STATE_PATH
+from rollfleet_protocol.commands import STATE_PATH, Push, Sender, Transfer
 from rollfleet_protocol.engine_config import EngineConfig
 from tests.support.certificates import write_certificate
-from tests.support.guards import FLEET, OPERATOR, Guarded, eventually, make_config
+from tests.support.guards import DEADLINE_S, FLEET, OPERATOR, Guarded, eventually, make_config
 from tests.support.ports import free_port
 
+GRPO = Sender(subject="system:serviceaccount:rl:grpo", uid="grpo-uid")
+KNOWN = {"operator": Caller(OPERATOR.subject, OPERATOR.uid), "trainer": Caller(GRPO.subject, GRPO.uid)}
 ROOM = 6
 SOON_S = 0.2
 HEAD = f"GET {STATE_PATH} HTTP/1.1\r\nhost: engine\r\n".encode()
@@ -29,9 +31,9 @@ class KnownToken:
     """Verifies by one word."""
 
     async def verify(self, token: str) -> Caller:
-        if token != "operator":
+        if token not in KNOWN:
             raise IdentityError("not the word")
-        return Caller(OPERATOR.subject, OPERATOR.uid)
+        return KNOWN[token]
 
     async def close(self) -> None:
         """Nothing to end."""
@@ -155,3 +157,82 @@ async def test_room_that_known_callers_take_is_not_taken_from_them(port: Port) -
         writer.close()
         for operator in operators:
             assert await ask(operator) == 200
+
+
+async def awaits_a_push(guarded: Guarded) -> None:
+    """From now on the trainer may call."""
+    await guarded.serve_initial()
+    await guarded.close(2, 2)
+    await guarded.arm(2)
+    push = Push(sender=GRPO, backend="gloo", rank_offset=1, world_size=2, workers=1)
+    transfer = Transfer(
+        incarnation=guarded.service.incarnation, epoch=2, version=2, push=push, deadline_seconds=DEADLINE_S
+    )
+    await guarded.service.command(transfer)
+    await eventually(lambda: guarded.service.push is not None)
+
+
+async def call(port: Port, body: bytes, *, whole: bool = True) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The trainer's, on a connection of its own that stays."""
+    reader, writer = await port.stranger()
+    length = len(body) + (0 if whole else 1)
+    head = f"POST /pause HTTP/1.1\r\nhost: engine\r\nauthorization: Bearer trainer\r\ncontent-length: {length}\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+async def status_of(reader: asyncio.StreamReader) -> bytes:
+    """Of the next answer; nothing where the connection is cut without one."""
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            return b"".join((await reader.readline()).split()[1:2])
+    return b""
+
+
+async def until_full(port: Port) -> list[asyncio.StreamWriter]:
+    """Until calls run on as many of the trainer's connections as it may have."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def is_full() -> bool:
+        reader, writer = await call(port, b"")
+        writers.append(writer)
+        return await status_of(reader) == b"429"
+
+    await eventually(is_full)
+    return writers
+
+
+async def test_a_trainer_cannot_lock_the_operator_out(port: Port, guarded: Guarded) -> None:
+    """Neither by connections that it leaves open, nor by calls that it does not end."""
+    await awaits_a_push(guarded)
+    writers = []
+    first, writer = await call(port, b"")
+    writers.append(writer)
+    assert await status_of(first) == b"200"
+    for _ in range(2 * ROOM):
+        reader, writer = await call(port, b"")
+        writers.append(writer)
+        assert await status_of(reader) == b"200"
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        await asyncio.wait_for(first.read(), 10)  # the rest of its answer, and the end: the oldest had to go
+    for _ in range(ROOM // 2):
+        _, writer = await call(port, b"x", whole=False)
+        writers.append(writer)
+    writers += await until_full(port)
+    async with port.operator() as operator:
+        assert await ask(operator) == 200
+    for writer in writers:
+        writer.close()
+
+
+async def test_a_call_that_runs_is_not_cut_for_another(port: Port, guarded: Guarded) -> None:
+    await awaits_a_push(guarded)
+    running = [await call(port, b"x", whole=False) for _ in range(ROOM // 2)]
+    refused = await until_full(port)
+    for reader, writer in running:
+        writer.write(b"x")
+        assert await status_of(reader) == b"200"
+    reader, writer = await call(port, b"")
+    assert await status_of(reader) == b"200", "there is room again"
+    for each in (*refused, writer, *(writer for _, writer in running)):
+        each.close()

@@ -9,6 +9,7 @@ import httpx
 from rollfleet_engine.faults.plan import LONGEST_S
 from rollfleet_engine.guard.answers import Answer, Receive, Scope, Send
 from rollfleet_engine.guard.doors import welcome
+from rollfleet_protocol.commands import PREFIX
 
 CONNECT_S = 5.0
 # Of RFC 9110 7.6.1: they belong to one connection. The date is the proxy's server's.
@@ -57,7 +58,7 @@ class Forward:
             response = await self._client.send(request, stream=True)
             try:
                 if response.status_code not in _STRANGERS:
-                    welcome(scope)
+                    welcome(scope, as_guest=not scope["path"].startswith(PREFIX))  # there only the operator is let in
                 headers = [pair for pair in response.headers.raw if pair[0].lower() not in _NOT_BACK]
                 lower = [(name.lower(), value) for name, value in headers]
                 await send({"type": "http.response.start", "status": response.status_code, "headers": lower})

@@ -126,7 +126,9 @@ class ControlApp:
         if caller != self._operator and not self._native.takes(caller, scope["path"]):
             message = f"{caller.subject} (uid {caller.uid}) does not control this engine"
             return self._denied(scope, RefusalReason.FORBIDDEN, message)
-        welcome(scope)
+        if not welcome(scope, as_guest=caller != self._operator):
+            message = "too many calls of this push's sender run: send this again when one of them has ended"
+            return self._denied(scope, RefusalReason.BUSY, message)
         scope[_CALLER] = caller
         return None
 

@@ -3,6 +3,7 @@
 The port is open to the whole pod network. A connection that has not brought a valid identity yet is a stranger's: it
 has a few seconds for its handshake and for each request's head, and where the room is full the stranger who came first
 has to go. The operator, which proves itself with its first request, can so never be kept out by who only stands there.
+The sender of a push is a guest: also known, but half of the room at most, and an idle guest goes as a stranger does.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ ProtocolOf = Callable[["Visit", dict[str, Any]], "Http"]
 
 
 class Doors:
-    """The listener, and all its connections: known callers, and strangers, the oldest first."""
+    """The listener, and all its connections: the operator's, and guests and strangers, the oldest first."""
 
     def __init__(
         self, listener: socket.socket, context_of: Callable[[], ssl.SSLContext], protocol_of: ProtocolOf
@@ -36,6 +37,7 @@ class Doors:
         self._context_of = context_of  # asked for each connection: certificates are renewed
         self._protocol_of = protocol_of
         self._known: set[Visit] = set()
+        self._guests: dict[Visit, None] = {}
         self._strangers: dict[Visit, None] = {}
         self._accepting: asyncio.Task[None] | None = None
 
@@ -69,23 +71,39 @@ class Doors:
                 connection.close()
 
     def _has_room(self) -> bool:
-        """Make room if need be. False where known callers have taken all of it."""
-        while len(self._known) + len(self._strangers) >= MOST_CONNECTIONS:
-            first = next(iter(self._strangers), None)
+        """Make room if need be. False where the operator, and guests whose calls run, have taken all of it."""
+        while len(self._known) + len(self._guests) + len(self._strangers) >= MOST_CONNECTIONS:
+            first = next(iter(self._strangers), None) or self._idle_guest()
             if first is None:
                 return False
             first.leave()
         return True
 
-    def welcome(self, visit: "Visit") -> None:
-        """It is known who this is."""
-        if visit in self._strangers:
-            del self._strangers[visit]
+    def _idle_guest(self) -> "Visit | None":
+        return next((guest for guest in self._guests if not guest.is_busy), None)
+
+    def welcome(self, visit: "Visit", *, as_guest: bool) -> bool:
+        """It is known who this is. Whether it may stay: the calls of too many guests run."""
+        if visit in self._known or (as_guest and visit in self._guests):
+            return True
+        if visit not in self._strangers and visit not in self._guests:
+            return True  # it is gone already
+        if as_guest and len(self._guests) >= MOST_CONNECTIONS // 2:
+            oldest = self._idle_guest()
+            if oldest is None:
+                return False
+            oldest.leave()
+        self.left(visit)
+        if as_guest:
+            self._guests[visit] = None
+        else:
             self._known.add(visit)
+        return True
 
     def left(self, visit: "Visit") -> None:
         """The connection is gone."""
         self._strangers.pop(visit, None)
+        self._guests.pop(visit, None)
         self._known.discard(visit)
 
 
@@ -96,9 +114,15 @@ class Visit:
         self, doors: Doors, connection: socket.socket, context: ssl.SSLContext, protocol_of: ProtocolOf
     ) -> None:
         self._doors = doors
-        self._http = protocol_of(self, {_WELCOME: lambda: doors.welcome(self)})
+        self._http = protocol_of(self, {_WELCOME: lambda as_guest: doors.welcome(self, as_guest=as_guest)})
         self._connection = connection
         self._handshake = asyncio.create_task(self._speak_tls(connection, context), name="rollfleet-handshake")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call of it runs."""
+        cycle = self._http.cycle
+        return cycle is not None and not cycle.response_complete
 
     def leave(self) -> None:
         """Cut the connection. Its transport, whoever holds that now, closes the socket by itself."""
@@ -146,8 +170,7 @@ class Http(Patient, H11Protocol):
         self._visit.leave()
 
 
-def welcome(scope: MutableMapping[str, Any]) -> None:
-    """Tell the connection of this request that its caller is known."""
+def welcome(scope: MutableMapping[str, Any], *, as_guest: bool) -> bool:
+    """Tell the connection of this request that its caller is known, for good or as a guest. Whether there is room."""
     told = scope.get("state", {}).get(_WELCOME)
-    if told is not None:
-        told()
+    return told is None or bool(told(as_guest))
