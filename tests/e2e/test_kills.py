@@ -19,7 +19,7 @@ from tests.e2e.conftest import REAL, SIMULATED
 from tests.e2e.outputs import known_outputs
 from tests.e2e.phases import PHASES, watching
 from tests.e2e.strikes import committed, strike
-from tests.support.victims import IN_THE_WAY, VICTIMS, fresh_operator
+from tests.support.victims import IN_THE_WAY, VICTIMS, fresh_operator, fresh_router
 
 MAIN = {
     ("engine", "Preparing"),
@@ -134,3 +134,5 @@ async def test_whoever_is_killed_the_update_ends(
     assert checks.overlapping_versions(await fleet.gate_changes(pods)) == []
     if victim == "operator":
         await fresh_operator()
+    if victim == "router":
+        await fresh_router(fleet)
