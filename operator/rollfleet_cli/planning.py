@@ -170,11 +170,13 @@ def _settings(seen: Seen) -> tuple[Settings, tuple[str, ...]]:
 def _network_policy(seen: Seen) -> dict[str, Any]:
     """Which pods the operator told the fleet's NetworkPolicy to let in; nothing where there is none."""
     policy = seen.children.get(f"{NETWORK_POLICY}/{network_policy_name(seen.fleet.metadata.name)}")
+    rules = ((policy or {}).get("spec") or {}).get("ingress") or []
+    peers = (peer for rule in rules for peer in rule.get("from") or () if "namespaceSelector" in peer)
     try:
-        peer = policy["spec"]["ingress"][0]["from"][0] if policy else {}
+        peer = next(peers)  # the operator's is the only one of another namespace
         namespace = peer["namespaceSelector"]["matchLabels"][NAMESPACE_LABEL]
         return {"operator_namespace": namespace, "operator_pods": tuple(peer["podSelector"]["matchLabels"].items())}
-    except (KeyError, IndexError):  # none, or somebody has changed it: it is shown as one that will be deleted
+    except (KeyError, StopIteration):  # none, or somebody has changed it: it is shown as one that will be deleted
         return {}
 
 

@@ -37,9 +37,9 @@ def pod_of(fleet: RolloutEngine, ordinal: int) -> dict[str, Any]:
     }
 
 
-def live_children(fleet: RolloutEngine) -> dict[str, dict[str, Any]]:
+def live_children(fleet: RolloutEngine, **settings: Any) -> dict[str, dict[str, Any]]:
     """Children as applied, with what the API server adds."""
-    applied = plan_children(make_observed(fleet))
+    applied = plan_children(make_observed(fleet, settings=make_settings(**settings)))
     manifests = [json.loads(json.dumps(one.manifest)) for one in applied if isinstance(one, ApplyObject)]
     return {
         f"{each['kind']}/{each['metadata']['name']}": each | {"status": {}, "immutable": False} for each in manifests
@@ -95,6 +95,17 @@ def test_a_fleet_that_is_well_needs_nothing() -> None:
     assert (planned.actions, planned.changes, planned.events) == ((), (), ())
     assert any("Available=True (Serving)" in line for line in planned.why)
     assert MEMORY in planned.assumed
+
+
+def test_the_labels_of_the_operator_are_read_from_the_network_policy() -> None:
+    """Else a fleet that is well would seem to lose its policy."""
+    fleet = settled(build_fleet(status=STATUS))
+    labelled = {"operator_namespace": "rollfleet-system", "operator_pods": (("app", "rollfleet"),)}
+    children = live_children(fleet, **labelled)
+    assert "NetworkPolicy/qwen-engines" in children
+    assert foresee(seen(fleet, children=children)).actions == ()
+    del children["NetworkPolicy/qwen-engines"]["spec"]["ingress"][1]
+    assert foresee(seen(fleet, children=children)).actions == ("delete NetworkPolicy qwen-engines",)
 
 
 def test_a_bump_is_foreseen() -> None:
