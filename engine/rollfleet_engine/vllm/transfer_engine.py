@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -35,12 +36,12 @@ from rollfleet_engine.vllm.layers import (
     measure_layers,
     summarise,
 )
-from rollfleet_engine.weights.backends.base import Seat
+from rollfleet_engine.weights.backends.base import HostBytes, Seat
 from rollfleet_engine.weights.backends.receiving import Receiving
 from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
 from rollfleet_engine.weights.errors import CheckpointError, PushError
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointReader, CheckpointUpdate
-from rollfleet_kernels.digest import TensorDigest, lanes, version_digest, warm_up
+from rollfleet_kernels.digest import Buffer, DeviceBytes, Lanes, TensorDigest, lanes, version_digest, warm_up
 from rollfleet_protocol.state import FailureReason
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._report = Report()
         self._expected: dict[str, LayerCount] = {}
         self._pool = ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="rollfleet-digest")
-        self._receiving = Receiving(self._model_tensors, self._seat(), lambda raw: lanes(raw, executor=self._pool))
+        self._receiving = Receiving(self._model_tensors, self._seat(), self._lanes)
         self._unmeasured = ""  # why there are no expected counts
         warm_up()
         self._measure()
@@ -113,6 +114,9 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             worker=parallel.data_parallel_index * parallel.world_size + parallel.rank,
             workers=parallel.world_size * parallel.data_parallel_size,
         )
+
+    def _lanes(self, raw: Buffer, word_offset: int) -> Lanes:
+        return lanes(raw, word_offset, executor=self._pool)
 
     def _measure(self) -> None:
         try:
@@ -168,8 +172,7 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _take(self, update_info: UpdateInfo) -> None:
         with closing(self._receiving.receive(update_info.info, update_info.deadline_s)) as incoming:
             self.model.load_weights(
-                (each.meta.name, _shaped(torch.from_numpy(each.raw), each.meta.dtype, each.meta.shape))
-                for each in incoming
+                (each.meta.name, _shaped(_tensor_of(each.raw), each.meta.dtype, each.meta.shape)) for each in incoming
             )
             if next(incoming, None) is not None:
                 raise RuntimeError(f"the model took {len(self._receiving.received) - 1} tensors and left the rest")
@@ -237,5 +240,18 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         raise TypeError("a checkpoint is not sent: the trainer writes it, and a WeightVersion names it")
 
 
+def _tensor_of(raw: HostBytes | DeviceBytes) -> torch.Tensor:
+    """Nothing is copied, and what lies on a device stays there."""
+    if isinstance(raw, np.ndarray):
+        return torch.from_numpy(raw)
+    if not isinstance(raw, torch.Tensor):
+        raise TypeError(f"a backend gave bytes as {type(raw).__name__}, which is neither numpy's nor torch's")
+    return raw
+
+
 def _shaped(raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    return raw.view(TORCH_DTYPES[dtype]).view(shape)
+    """A view; only a part of a buffer that begins between two elements must be copied."""
+    element = TORCH_DTYPES[dtype]
+    if raw.storage_offset() % element.itemsize:
+        raw = raw.clone()
+    return raw.view(element).view(shape)

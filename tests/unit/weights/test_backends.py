@@ -7,17 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rollfleet_engine.weights.backends import registry
-from rollfleet_engine.weights.backends.base import Seat
+from rollfleet_engine.weights.backends.base import Incoming, Seat
 from rollfleet_engine.weights.backends.receiving import Receiving
 from rollfleet_engine.weights.backends.shm import ShmBackend
 from rollfleet_engine.weights.coverage import ModelTensors
 from rollfleet_engine.weights.errors import CheckpointError, PushError
+from rollfleet_kernels import digest
 from rollfleet_kernels.digest import TensorDigest, lanes_reference, version_digest
 from rollfleet_protocol.pushes import DTYPES, SHM_FOLDER, GlooInit, GlooUpdate, ShmUpdate, pieces
 
@@ -130,6 +133,48 @@ def test_shm_gives_the_bytes_and_their_digest(file: str) -> None:
     ]
     assert one.finish() == version_digest(expected)
     assert one.bytes == 29
+
+
+class OnDevice:
+    """Bytes of which only a copy of a part can be read, as of a tensor on an accelerator."""
+
+    def __init__(self, raw: bytes, copied: list[int]) -> None:
+        self._raw, self._copied = raw, copied
+
+    def numel(self) -> int:
+        return len(self._raw)
+
+    def __getitem__(self, part: slice, /) -> "OnDevice":
+        return OnDevice(self._raw[part], self._copied)
+
+    def cpu(self) -> "OnDevice":
+        self._copied.append(len(self._raw))
+        return self
+
+    def numpy(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self._raw, dtype=np.uint8)
+
+
+def test_what_lies_on_a_device_has_the_digest_of_its_bytes(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """Copied to the host in pieces of a bounded size; what is loaded is never the copy."""
+    copied: list[int] = []
+    monkeypatch.setattr(digest, "HOST_BYTES", 16)
+    gave: list[OnDevice] = []
+
+    def receive(self: ShmBackend, info: Any, deadline_s: float) -> Iterator[Incoming]:
+        for meta, raw in zip(self.announced(info), (A, B), strict=True):
+            gave.append(OnDevice(raw, copied))
+            yield Incoming(meta, gave[-1])
+
+    monkeypatch.setattr(ShmBackend, "receive", receive)
+    one = receiving()
+    assert [each.raw for each in one.receive(update(file), 5)] == gave
+    assert copied == [16, 8, 5]
+    expected = [
+        TensorDigest("a", "F32", (2, 3), lanes_reference(A)),
+        TensorDigest("b", "U8", (5,), lanes_reference(B)),
+    ]
+    assert one.finish() == version_digest(expected)
 
 
 def test_several_calls_make_one_update(file: str) -> None:

@@ -9,7 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rollfleet_kernels.digest import DeviceBytes
 from rollfleet_protocol.pushes import TensorMeta
+
+HostBytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -22,10 +25,13 @@ class Seat:
 
 @dataclass(frozen=True)
 class Incoming:
-    """A tensor that has come. The bytes are the receiver's own: whoever gets them may keep them."""
+    """A tensor that has come. The bytes are the receiver's own: whoever gets them may keep them.
+
+    What was received on an accelerator stays there, as a flat tensor of uint8 that its stream is done with.
+    """
 
     meta: TensorMeta
-    raw: npt.NDArray[np.uint8]
+    raw: HostBytes | DeviceBytes
 
 
 class Backend(Protocol):

@@ -9,16 +9,17 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
-from rollfleet_engine.weights.backends.base import Backend, Incoming, Seat
+from rollfleet_engine.weights.backends.base import Backend, HostBytes, Incoming, Seat
 from rollfleet_engine.weights.backends.registry import make
 from rollfleet_engine.weights.coverage import ModelTensors, require_all_came, require_known
 from rollfleet_engine.weights.errors import PushError
-from rollfleet_kernels.digest import Buffer, Lanes, TensorDigest, version_digest
+from rollfleet_kernels.digest import Buffer, DeviceBytes, Lanes, TensorDigest, lanes_on_device, version_digest
 from rollfleet_protocol.pushes import TensorMeta
 
-Digest = Callable[[Buffer], Lanes]
+Digest = Callable[[Buffer, int], Lanes]  # of a piece that starts at this word of its tensor
 
 
 class Receiving:
@@ -62,13 +63,16 @@ class Receiving:
             self._require_new(metas)
             for incoming in self._backend.receive(info, deadline_s):
                 meta = incoming.meta
-                self._received.append(TensorDigest(meta.name, meta.dtype, meta.shape, self._digest(incoming.raw)))
+                self._received.append(TensorDigest(meta.name, meta.dtype, meta.shape, self._lanes(incoming.raw)))
                 self.bytes += meta.nbytes
                 yield incoming
             whole = True
         finally:
             if not whole:
                 self.close()
+
+    def _lanes(self, raw: HostBytes | DeviceBytes) -> Lanes:
+        return self._digest(raw, 0) if isinstance(raw, np.ndarray) else lanes_on_device(raw, self._digest)
 
     def _require_new(self, metas: tuple[TensorMeta, ...]) -> None:
         came = {tensor.name for tensor in self._received}
