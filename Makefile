@@ -54,10 +54,11 @@ generate: setup ## write all generated files (CRDs, chart CRDs, API docs, the ta
 	@$(BIN)/python -m devtools.launch_table
 
 .PHONY: verify
-verify: lint types ## lint, types, and generated files equal to what would be generated
+verify: lint types ## lint, types, generated files equal to what would be generated, CRDs as an API server judges them
 	@$(BIN)/python -m rollfleet_operator.api.generate --check
 	@$(BIN)/python -m devtools.preflight_page --check
 	@$(BIN)/python -m devtools.launch_table --check
+	@$(BIN)/python -m devtools.check_crds crds/*.yaml
 
 .PHONY: unit
 unit: setup ## pure tests, in some 20 s

@@ -29,6 +29,9 @@ class Binary:
     version_of: str = ""  # the module whose version is stamped into it
 
 
+# Judges CRDs as an API server does, for `make verify`; no part of a cluster.
+CRD_CHECK = Binary("crdcheck", "crdcheck", ".")
+
 BINARIES = (
     Binary("etcd", "controlplane", "go.etcd.io/etcd/server/v3"),
     *(
@@ -39,6 +42,7 @@ BINARIES = (
     Binary("pause", "controlplane", "./cmd/pause"),
     Binary("coredns", "coredns", "."),
     Binary("helm", "helm", "helm.sh/helm/v4/cmd/helm"),
+    CRD_CHECK,
 )
 
 

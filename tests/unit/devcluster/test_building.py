@@ -27,6 +27,18 @@ def test_kubernetes_reports_the_version_that_is_pinned() -> None:
     assert f"-X k8s.io/component-base/version.gitMinor={version.split('.')[1]}" in flags
 
 
+def test_crds_are_judged_by_the_code_of_the_cluster_and_the_chart() -> None:
+    """The API server that the tests run, and the oldest Kubernetes that the chart takes."""
+    go_mod = (GO_SOURCE / "crdcheck" / "go.mod").read_text()
+    kubernetes = binaries.required_version((GO_SOURCE / "controlplane" / "go.mod").read_text(), "k8s.io/kubernetes")
+    published = f"v0.{kubernetes.removeprefix('v1.')}"
+    for module in ("k8s.io/apiextensions-apiserver", "k8s.io/apimachinery", "k8s.io/apiserver"):
+        assert binaries.required_version(go_mod, module) == published
+    chart = (GO_SOURCE.parents[1] / "charts" / "rollfleet" / "Chart.yaml").read_text()
+    oldest = chart.partition('kubeVersion: ">=')[2].split(".")[:2]
+    assert f"MajorMinor({', '.join(oldest)})" in (GO_SOURCE / "crdcheck" / "costs.go").read_text()
+
+
 def test_a_version_that_is_not_required_is_an_error() -> None:
     with pytest.raises(InvalidInputError, match=r"requires no k8s\.io/absent"):
         binaries.required_version("module a\n", "k8s.io/absent")
