@@ -1,4 +1,4 @@
-"""What vLLM's four native transfer routes carry for our backends, as the trainer sends it and the workers read it.
+"""What vLLM's four native transfer routes, and one of ours, carry for our backends, as trainers send and workers read.
 
 The words are vLLM's own (distributed/weight_transfer, 0.27.1: snake_case, torch's names of dtypes), so that its
 trainers can speak to these backends. Everything is JSON; nothing here is ever unpickled.
@@ -182,6 +182,12 @@ class FinishCall(Native):
 
     weight_version: Annotated[str | None, Field(max_length=64)] = None
     digest: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+
+
+class AbortCall(Native):
+    """Body of POST /abort_weight_update, which is ours: the trainer breaks off, in its own words."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=LONGEST_WORDS)]
 
 
 def pieces(sizes: Iterable[int], buffer_bytes: int) -> Iterator[int]:

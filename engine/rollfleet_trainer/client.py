@@ -1,4 +1,6 @@
-"""The four native routes of one engine's guard, for vLLM's VLLMWeightSyncClient and for our own senders.
+"""The four native routes of one engine's guard, and the one that breaks off.
+
+They serve our own senders, and vLLM's through its protocol VLLMWeightSyncClient.
 
 vLLM's own HTTP client shows no token, trusts no CA of ours and, on an error, keeps what the engine said to itself.
 """
@@ -51,6 +53,10 @@ class GuardClient:
         """Phase 4: counted, compared with `digest` (of what was sent, where that is known), applied."""
         body = {"weight_version": weight_version, "digest": digest}
         self._post("finish_weight_update", {name: value for name, value in body.items() if value is not None})
+
+    def abort_weight_update(self, reason: str) -> None:
+        """In place of the fourth, at any time: the push comes to nothing, and the engine's operator is told why."""
+        self._post("abort_weight_update", {"reason": reason})
 
     def _post(self, route: str, body: dict[str, Any]) -> None:
         headers = {"Authorization": f"Bearer {self._token()}", "Host": self._server_name}

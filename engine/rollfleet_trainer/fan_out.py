@@ -11,7 +11,7 @@ from rollfleet_trainer.errors import TransferError
 
 
 class SyncClient(Protocol):
-    """vLLM's four methods, and the digest at the end of them."""
+    """vLLM's four methods, the digest at the end of them, and how to break off."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
@@ -20,6 +20,8 @@ class SyncClient(Protocol):
     def update_weights(self, update_info: dict[str, Any]) -> None: ...
 
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None: ...
+
+    def abort_weight_update(self, reason: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ def group_size(targets: Sequence[Target]) -> int:
 
 
 class FanOut:
-    """Threads, one per engine. A context manager."""
+    """Threads, two per engine: a call may have to be broken off by another one."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self.targets = tuple(targets)
-        self._pool = ThreadPoolExecutor(max(1, len(self.targets)), thread_name_prefix="rollfleet-push")
+        self._pool = ThreadPoolExecutor(max(1, 2 * len(self.targets)), thread_name_prefix="rollfleet-push")
 
     def begin(self, call: Callable[[Target], None]) -> list[Future[None]]:
         """At all engines, in the background."""

@@ -5,59 +5,40 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Self
 
 import torch
 
 from rollfleet_protocol.pushes import PACKED_BUFFER_BYTES, SHM_FOLDER
-from rollfleet_trainer.fan_out import FanOut, Target, group_size
+from rollfleet_trainer.fan_out import Target, settle
+from rollfleet_trainer.sender import Sender
 from rollfleet_trainer.tensors import Sent, listed, nbytes, raw_bytes
 
 
-class ShmSender:
-    """Sends to engines that share /dev/shm with this process. A context manager: leaving it removes the file.
+class ShmSender(Sender):
+    """As Sender says, to engines that share /dev/shm with this process; leaving it removes the file.
 
     At most `buffer_bytes` of shared memory are used, or as much as the largest tensor takes.
     """
 
     def __init__(self, targets: Sequence[Target], *, group: str = "", buffer_bytes: int = PACKED_BUFFER_BYTES) -> None:
-        self._fan = FanOut(targets)
-        self._size = group_size(targets)
-        self._group = group
-        self._buffer_bytes = buffer_bytes
+        super().__init__(targets, group=group, buffer_bytes=buffer_bytes)
         self._file = f"rollfleet-{uuid.uuid4().hex}"
         self._path = f"{SHM_FOLDER}/{self._file}"
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.close()
-
     def init(self) -> None:
-        """Phase 1."""
-        self._fan.all(
-            lambda target: target.client.init_weight_transfer_engine(
-                {"group": self._group, "rank_offset": target.rank_offset, "world_size": self._size}
-            )
-        )
+        """Phase 1: there is nothing to form, and ranks are compared."""
+        self._fan.all(lambda target: target.client.init_weight_transfer_engine(self._init_info(target)))
 
-    def send(self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None) -> str:
-        """Phases 2 to 4. Returns the version digest of what was sent, which every engine's workers agree to."""
-        self._fan.all(lambda target: target.client.start_weight_update())
-        sent = Sent()
+    def _joined(self) -> bool:
+        return True  # the engines say where it was not called
+
+    def _send(self, tensors: Mapping[str, torch.Tensor], sent: Sent) -> None:
         for names in self._loads(tensors):
             load = {name: tensors[name] for name in names}
             self._write(load, sent)
-            info = listed(load) | {"file": self._file, "offset": 0}
-            self._fan.all(lambda target, info=info: target.client.update_weights(info))  # type: ignore[misc]
-        digest = sent.digest()
-        self._fan.all(lambda target: target.client.finish_weight_update(weight_version, digest))
-        return digest
+            self._update(listed(load) | {"file": self._file, "offset": 0})
+            settle(self._receiving)
 
     def _loads(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
         """Names of as many tensors as fit at a time; one that is too large comes alone."""
@@ -82,9 +63,8 @@ class ShmSender:
             place += raw.size
             sent.add(name, tensor, raw)
 
-    def close(self) -> None:
+    def _leave(self) -> None:
         """Give the shared memory back."""
-        self._fan.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

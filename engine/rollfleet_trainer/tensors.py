@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rollfleet_kernels.digest import TensorDigest, lanes, version_digest
+from rollfleet_kernels.digest import DeviceBytes, TensorDigest, lanes, lanes_on_device, version_digest
 from rollfleet_protocol.pushes import DTYPES
 
 Bytes = npt.NDArray[np.uint8]
@@ -49,13 +49,12 @@ def nbytes(tensor: torch.Tensor) -> int:
 class Sent:
     """The digest of what goes out, tensor by tensor."""
 
-    digest_of: Callable[[Bytes], tuple[int, int, int, int]] = lanes
     _tensors: list[TensorDigest] = field(default_factory=list)
 
-    def add(self, name: str, tensor: torch.Tensor, raw: Bytes) -> None:
-        """This was sent."""
-        dtype = DTYPES[wire_dtype(tensor)][0]
-        self._tensors.append(TensorDigest(name, dtype, tuple(tensor.shape), self.digest_of(raw)))
+    def add(self, name: str, tensor: torch.Tensor, raw: Bytes | DeviceBytes) -> None:
+        """This was sent, as these bytes on the host or on a device."""
+        found = lanes(raw) if isinstance(raw, np.ndarray) else lanes_on_device(raw)
+        self._tensors.append(TensorDigest(name, DTYPES[wire_dtype(tensor)][0], tuple(tensor.shape), found))
 
     def digest(self) -> str:
         """Version digest; EmptyInputError where nothing was sent."""

@@ -124,14 +124,15 @@ def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
     serves(reader, models, 3)
 
 
-@GLOO
-def test_a_trainer_that_breaks_off_says_why_to_the_engine(trainer: Trainer, reader: Client, models: Models):
-    told, state = trainer.fail("gloo", 2, breaks=True)
+def test_a_trainer_that_breaks_off_says_why_to_the_engine(
+    trainer: Trainer, reader: Client, models: Models, backend: str
+):
+    told, state = trainer.fail(backend, 2, breaks=True)
     assert "the gather failed on rank 3" in told
     failure = operation_of(state).failure
     assert failure is not None
-    assert "the gather failed on rank 3" in failure.message
-    trainer.update(1, "gloo")
+    assert 'the trainer broke off: "ValueError: the gather failed on rank 3"' in failure.message
+    trainer.update(1, backend)
     serves(reader, models, 1)
 
 

@@ -188,6 +188,9 @@ class AdapterClient:
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
         self.received = self._run(self._adapter.push_finish(digest, self._version, DEADLINE_S))
 
+    def abort_weight_update(self, reason: str) -> None:
+        """There is no guard to tell it."""
+
 
 def _damaged(staged: StagedCheckpoint, root: Path, fault: str, tensor: str) -> StagedCheckpoint:
     if fault == "omit":

@@ -5,6 +5,8 @@ never passes them on: it drives the engine by itself, and reads what every worke
 
 A body takes its time, and another push may have begun when it is there. So the push that a call is for is the one at
 its head, and both the push and the caller's right are looked at again before anything is done.
+
+One more path is ours: by /abort_weight_update a trainer that breaks off says why, also while a call of its runs.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,14 +19,16 @@ from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_engine.guard.states import Rejection
-from rollfleet_protocol.pushes import MOST_TENSORS, FinishCall, InitCall, StartCall, UpdateCall
+from rollfleet_protocol.pushes import MOST_TENSORS, AbortCall, FinishCall, InitCall, StartCall, UpdateCall
 from rollfleet_protocol.refusals import RefusalReason
+from rollfleet_protocol.words import visible
 
 # Bytes. A tensor's name, dtype and shape take about 100: models of today have up to 140,000 (Kimi K2: 61 layers, 384
 # experts, 3 projections with scales). More can come in several update calls.
 LARGEST_BODY = 16 << 20
 LARGEST_INIT = 64 << 10  # bytes: an address, a port, a few numbers and names
 LARGEST_WORD = 1 << 10  # bytes: of calls that say next to nothing
+LARGEST_REASON = 8 << 10  # bytes: 1000 characters, each escaped
 
 MOST_VALUES = 6 * MOST_TENSORS  # of an update: a name, a dtype, up to four dimensions of each tensor
 MOST_LISTS = MOST_TENSORS + 16  # one shape of each
@@ -80,8 +84,9 @@ _PHASES: Mapping[str, _Phase] = {
     "/update_weights": _Phase("update", LARGEST_BODY, _update, "Weights updated"),
     "/finish_weight_update": _Phase("finish", LARGEST_WORD, _finish, "Weight update finished"),
 }
+_ABORT = "/abort_weight_update"
 _TOLD: Mapping[str, str] = {"/pause": "paused", "/resume": "resumed"}
-PATHS = frozenset({*_PHASES, *_TOLD})
+PATHS = frozenset({*_PHASES, *_TOLD, _ABORT})
 _NOTHING_DONE = "the guard has paused this engine, and resumes it when the new weights are verified: nothing was done"
 
 
@@ -100,10 +105,16 @@ class NativeRoutes:
         if path in _TOLD:
             await read(LARGEST_WORD)
             return JSONResponse({"status": _TOLD[path], "message": _NOTHING_DONE})
-        phase, session = _PHASES[path], self._service.push
+        session = self._service.push
         if session is None:
             raise _refused("no transfer of this epoch is running: it has ended, or the operator has not begun it")
         try:
+            if path == _ABORT:
+                call = AbortCall.model_validate_json(await read(LARGEST_REASON))
+                self._require_same(session, caller, path)
+                session.abort(visible(call.reason))
+                return JSONResponse({"message": "Weight update aborted"})
+            phase = _PHASES[path]
             with session.taking(phase.name):
                 body = await read(phase.largest)
             self._require_same(session, caller, path)

@@ -193,6 +193,11 @@ class PushSession:
 
         await self._perform("finish", finish, lambda: self._settle(self._transferred(received[0], expected)))
 
+    def abort(self, why: str) -> None:
+        """The trainer breaks off. At any time: a call of its that runs comes to its end, and is no success any more."""
+        self._require_goes_on()
+        self._settle(EngineError(FailureReason.TRANSFER_FAILED, f'the trainer broke off: "{why}"'))
+
     def _require(self, holds: bool, otherwise: str) -> None:
         self._require_goes_on()
         if self._reading:

@@ -13,7 +13,7 @@ from rollfleet_engine.guard.native import LARGEST_BODY, LARGEST_INIT, LARGEST_WO
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.commands import Sender
 from rollfleet_protocol.pushes import MOST_SETTINGS, UpdateCall
-from rollfleet_protocol.state import WeightsState
+from rollfleet_protocol.state import FailureReason, OperationStatus, WeightsState
 from tests.support.guards import OPERATOR, Guarded, MemoryVerifier
 from tests.unit.guard.test_pushing import GRPO, order
 
@@ -100,6 +100,52 @@ async def test_the_four_phases(guarded: Guarded) -> None:
     ):
         assert (await Visit(guarded, path, body).whole())[0] == 200, path
     assert (await guarded.ended()).weights.state is WeightsState.LOADED
+
+
+async def test_a_trainer_that_breaks_off_ends_the_push_in_its_own_words(guarded: Guarded) -> None:
+    await order(guarded)
+    await Visit(guarded, "/start_weight_update").whole()
+    body = json.dumps({"reason": "the gather failed on rank 3\x1b[2J"}).encode()
+    assert await Visit(guarded, "/abort_weight_update", body).whole() == (200, "Weight update aborted")
+    state = await guarded.ended()
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.reason is FailureReason.TRANSFER_FAILED
+    assert state.operation.failure.message == 'the trainer broke off: "the gather failed on rank 3\\x1b[2J"'
+    assert (await Visit(guarded, "/update_weights", UPDATE).whole())[0] == 409
+
+
+async def test_also_while_a_call_of_its_runs_which_comes_to_its_end_first(guarded: Guarded) -> None:
+    await order(guarded)
+    await Visit(guarded, "/start_weight_update").whole()
+    guarded.engine.slow_s = 5
+    running = Visit(guarded, "/update_weights", UPDATE)
+    running.come.set()
+    await asyncio.sleep(0.1)
+    assert (await Visit(guarded, "/abort_weight_update", b'{"reason": "rank 3 died"}').whole())[0] == 200
+    assert guarded.state.operation is not None
+    assert guarded.state.operation.status is OperationStatus.RUNNING
+    state = await guarded.ended()
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.message == 'the trainer broke off: "rank 3 died"'
+    assert state.weights.state is WeightsState.UNCERTAIN
+    assert (await running.answer())[0] == 200
+
+
+async def test_before_the_first_tensor_nothing_is_lost(guarded: Guarded) -> None:
+    await order(guarded)
+    assert (await Visit(guarded, "/abort_weight_update", b'{"reason": "no group formed"}').whole())[0] == 200
+    assert (await guarded.ended()).weights.state is WeightsState.VERIFIED
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"reason": ""}', b'{"why": "?"}', b'{"reason": "%s"}' % (b"a" * 1001)])
+async def test_breaking_off_needs_a_reason_of_bounded_length(guarded: Guarded, body: bytes) -> None:
+    await order(guarded)
+    assert (await Visit(guarded, "/abort_weight_update", body).whole())[0] == 400
+    assert guarded.state.operation is not None
+    assert guarded.state.operation.status is OperationStatus.RUNNING
+    assert (await Visit(guarded, "/abort_weight_update", b'{"reason": "x"}', OTHER).whole())[0] == 403
 
 
 @pytest.mark.parametrize("successor", [OTHER, GRPO], ids=["another-sender", "the-same-in-a-newer-epoch"])

@@ -1,0 +1,108 @@
+"""What senders of all backends have in common: the four phases at all engines, and how a push breaks off."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES
+from rollfleet_trainer.errors import TransferError
+from rollfleet_trainer.fan_out import FanOut, Target, group_size, settle
+from rollfleet_trainer.tensors import Sent
+
+
+class Sender(ABC):
+    """Sends to the engines of one group. A context manager: leaving it gives back what the transport took.
+
+    `group` is the group's epoch, as the engines are told it; `buffer_bytes` bounds what is on its way at a time.
+    """
+
+    def __init__(self, targets: Sequence[Target], *, group: str = "", buffer_bytes: int = PACKED_BUFFER_BYTES) -> None:
+        self._fan = FanOut(targets)
+        self._size = group_size(targets)
+        self._name = group
+        self._buffer_bytes = buffer_bytes
+        self._receiving: Sequence[Future[None]] = ()  # update_weights of every engine, while it runs beside the sending
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def init(self) -> None:
+        """Phase 1. Needed at first, after a failure, and whenever an engine's process changed."""
+
+    @abstractmethod
+    def _joined(self) -> bool:
+        """Whether init has done what sending needs."""
+
+    @abstractmethod
+    def _send(self, tensors: Mapping[str, torch.Tensor], sent: Sent) -> None:
+        """Phase 3: all tensors to all engines, and into `sent`. RuntimeError where the transport fails."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """Give back what the transport took. Harmless when repeated."""
+
+    def _init_info(self, target: Target) -> dict[str, Any]:
+        """What init says to every engine, whatever the backend."""
+        return {"group": self._name, "rank_offset": target.rank_offset, "world_size": self._size}
+
+    def send(self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None) -> str:
+        """Phases 2 to 4. Returns the version digest of what was sent, which every engine's workers agree to.
+
+        Raises TransferError with the engines' words, and whatever reading the tensors raises. The engines are told of
+        both: none of them waits for the rest.
+        """
+        if not self._joined():
+            raise TransferError("there is no group: init comes first")
+        self._fan.all(lambda target: target.client.start_weight_update())
+        sent = Sent()
+        try:
+            self._send(tensors, sent)
+        except Exception as error:
+            self._break_off(f"{type(error).__name__}: {first_line(error)}")
+            if isinstance(error, RuntimeError):
+                settle(self._receiving)  # what the engines say of it is the better answer
+                raise TransferError(f"sending broke off: {first_line(error)}") from error
+            raise
+        finally:
+            self._receiving = ()
+        digest = sent.digest()
+        self._fan.all(lambda target: target.client.finish_weight_update(weight_version, digest))
+        return digest
+
+    def _update(self, info: Mapping[str, Any]) -> None:
+        """Let every engine receive, in the background: what comes of it is in `_receiving`."""
+        self._receiving = self._fan.begin(lambda target: target.client.update_weights(dict(info)))
+
+    def _require_takers(self) -> None:
+        """RuntimeError where an engine has said that it takes no more: nobody else would end the sending."""
+        if any(call.done() and call.exception() is not None for call in self._receiving):
+            raise RuntimeError("an engine takes no more")
+
+    def _break_off(self, why: str) -> None:
+        """Tell every engine why. One that cannot be told, or has ended the transfer itself, has its own words."""
+        words = why[:LONGEST_WORDS]
+        for call in self._fan.begin(lambda target: target.client.abort_weight_update(words)):
+            if (error := call.exception()) is not None and not isinstance(error, TransferError):
+                raise error
+
+    def close(self) -> None:
+        """Of no use any more."""
+        self._leave()
+        self._fan.close()
+
+
+def first_line(error: BaseException) -> str:
+    """torch adds a stack of addresses below its message."""
+    return str(error).partition("\n")[0][:LONGEST_WORDS]
