@@ -17,15 +17,19 @@ from devcluster.errors import DevclusterError
 LIMIT_S = 60.0  # it takes a tenth of a second
 
 
-def run(files: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Exit status 1 where a file would be refused, with why on stderr; what the rules cost on stdout."""
+def run(files: Sequence[str], objects: str = "") -> subprocess.CompletedProcess[str]:
+    """Exit status 1 where a CRD would be refused, with why on stderr; what the rules cost on stdout.
+
+    With `objects`, a file of objects of these kinds, exit status 1 where one of them would be refused.
+    """
     places = paths.from_environment(os.environ)
     wanted = (binaries.CRD_CHECK,)
     if binaries.missing(places, wanted):
         with lifecycle.locked(places.build_lock):
             binaries.ensure(places, wanted)
     program = binaries.folder_of(places, binaries.CRD_CHECK) / binaries.CRD_CHECK.name
-    return subprocess.run([program, *files], capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    options = ["-objects", objects] if objects else []
+    return subprocess.run([program, *options, *files], capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
 def main(files: Sequence[str]) -> int:

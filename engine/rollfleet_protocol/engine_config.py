@@ -1,10 +1,11 @@
 """What the operator tells a launcher: the engine's part of a RolloutEngine, as JSON in ROLLFLEET_ENGINE_CONFIG."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from rollfleet_protocol.accelerators import AcceleratorProfile
 from rollfleet_protocol.base import Request
 from rollfleet_protocol.launch_settings import Features, FleetMode, RlConfig, WeightTransfer
 
@@ -63,6 +64,13 @@ class AcceleratorConfig(Request):
 
     resource_name: str  # extended resource; schedulers and plug-ins write the chips chosen under this name
     per_pod: Annotated[int, Field(ge=1, le=64)]
+    profile: AcceleratorProfile | None = None  # the generation; None: not said
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A fleet that names no generation keeps the pods that it had before there was one to name."""
+        made: dict[str, Any] = serialize(self)
+        return {key: value for key, value in made.items() if key != "profile" or value is not None}
 
 
 class Hold(Request):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pydantic import JsonValue
 
+from rollfleet_protocol.accelerators import ASCEND910, DETERMINISTIC, AcceleratorProfile, fits_a3, profiles_of
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.launch_settings import FleetMode, TokenEndpoint, TransferBackend
 
@@ -38,10 +39,34 @@ class Fault(NamedTuple):
 
 def faults(config: EngineConfig) -> Iterator[Fault]:
     """All that is wrong."""
+    yield from _accelerator(config)
     yield from _modes(config)
     yield from _features(config)
     yield from _additional(config)
     yield from _compilation(config)
+
+
+def _accelerator(config: EngineConfig) -> Iterator[Fault]:
+    asked = config.accelerator
+    if asked is None:
+        return
+    named, profile = profiles_of(asked.resource_name), asked.profile
+    if profile is not None and profile not in named:
+        text = f"{asked.resource_name} is not of spec.accelerator.profile {profile}: leave it out, or correct one"
+        yield Fault("spec.accelerator.resourceName", text)
+    if profile is AcceleratorProfile.A3 and asked.resource_name == ASCEND910 and not fits_a3(asked.per_pod):
+        yield Fault(
+            "spec.accelerator.perPod", f"is {asked.per_pod}: of profile A3 it must be 1 or an even number to 16"
+        )
+    whose = f"spec.accelerator.resourceName {asked.resource_name}" if profile is None else f"profile {profile}"
+    possible = named if profile is None else (profile,)
+    for flag, on in (
+        ("enableBatchInvariant", config.rl_config.batch_invariant),
+        ("enableTrainingConsistency", config.rl_config.training_consistency),
+    ):
+        if on and not set(possible) & set(DETERMINISTIC):
+            text = f"works on Atlas A2 and A3 only, and {whose} is of another generation: set it to false"
+            yield Fault(f"{RL_CONFIG}.{flag}", text)
 
 
 def _modes(config: EngineConfig) -> Iterator[Fault]:

@@ -35,15 +35,9 @@ type costs []rule
 // oldest Kubernetes.
 func estimate(definition *apiextensions.CustomResourceDefinition) (found costs, unfit []string) {
 	for _, served := range definition.Spec.Versions {
-		schema := served.Schema
-		if schema == nil {
-			schema = definition.Spec.Validation // the decoder moves one that all versions share
+		if schema := schemaOf(definition, served); schema != nil {
+			walk(schema, validation.RootCELContext(schema), nil, &found, &unfit)
 		}
-		if schema == nil || schema.OpenAPIV3Schema == nil {
-			continue
-		}
-		root := validation.RootCELContext(schema.OpenAPIV3Schema)
-		walk(schema.OpenAPIV3Schema, root, nil, &found, &unfit)
 	}
 	slices.SortStableFunc(found, func(a, b rule) int {
 		if a.cost > b.cost {
@@ -52,6 +46,16 @@ func estimate(definition *apiextensions.CustomResourceDefinition) (found costs, 
 		return int(min(b.cost-a.cost, 1))
 	})
 	return found, unfit
+}
+
+// schemaOf finds it where the decoder puts one that all versions share, too.
+func schemaOf(definition *apiextensions.CustomResourceDefinition, served apiextensions.CustomResourceDefinitionVersion) *apiextensions.JSONSchemaProps {
+	for _, schema := range []*apiextensions.CustomResourceValidation{served.Schema, definition.Spec.Validation} {
+		if schema != nil && schema.OpenAPIV3Schema != nil {
+			return schema.OpenAPIV3Schema
+		}
+	}
+	return nil
 }
 
 func walk(schema *apiextensions.JSONSchemaProps, at *validation.CELSchemaContext, path *field.Path, found *costs, unfit *[]string) {

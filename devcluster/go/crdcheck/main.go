@@ -1,9 +1,11 @@
 // Command crdcheck judges CustomResourceDefinitions as an API server does when they are created, without one: its own
-// decoder and validation, the estimated cost of CEL rules among it. Usage: crdcheck FILE...
+// decoder and validation, the estimated cost of CEL rules among it; and objects as it does before it stores them.
+// Usage: crdcheck [-objects FILE] DEFINITION...
 package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 
@@ -15,29 +17,44 @@ import (
 )
 
 func main() {
-	refused := len(os.Args) < 2
+	objects := flag.String("objects", "", "a file of objects to judge by the definitions")
+	flag.Parse()
+	refused := flag.NArg() == 0
 	if refused {
-		fmt.Fprintln(os.Stderr, "usage: crdcheck FILE...")
+		fmt.Fprintln(os.Stderr, "usage: crdcheck [-objects FILE] DEFINITION...")
 	}
-	for _, file := range os.Args[1:] {
-		problems, costs := check(file)
-		for _, problem := range problems {
-			fmt.Fprintf(os.Stderr, "%s: %s\n", file, problem)
+	var definitions []*apiextensions.CustomResourceDefinition
+	for _, file := range flag.Args() {
+		definition, err := read(file)
+		if err != nil {
+			refused = tell(file, []string{err.Error()}) || refused
+			continue
 		}
-		fmt.Print(costs.report(file))
-		refused = refused || len(problems) > 0
+		definitions = append(definitions, definition)
+		problems, costs := check(definition)
+		refused = tell(file, problems) || refused
+		if *objects == "" {
+			fmt.Print(costs.report(file))
+		}
+	}
+	if *objects != "" && !refused {
+		refused = tell(*objects, checkObjects(*objects, definitions))
 	}
 	if refused {
 		os.Exit(1)
 	}
 }
 
-// check returns what an API server would answer to the file, and what its rules cost.
-func check(file string) (problems []string, costs costs) {
-	definition, err := read(file)
-	if err != nil {
-		return []string{err.Error()}, costs
+// tell prints problems and returns whether there are any.
+func tell(file string, problems []string) bool {
+	for _, problem := range problems {
+		fmt.Fprintf(os.Stderr, "%s: %s\n", file, problem)
 	}
+	return len(problems) > 0
+}
+
+// check returns what an API server would answer to a definition, and what its rules cost.
+func check(definition *apiextensions.CustomResourceDefinition) (problems []string, costs costs) {
 	for _, problem := range validation.ValidateCustomResourceDefinition(context.Background(), definition) {
 		problems = append(problems, problem.Error())
 	}

@@ -9,12 +9,12 @@ from rollfleet_engine.launch.merge import differences
 from rollfleet_engine.launch.options import GivenOptions, given_options
 from rollfleet_engine.launch.wishes import Speech, Wish, wishes, words_for
 from rollfleet_engine.launch.words import Absent, Feature, Words
+from rollfleet_protocol.accelerators import DETERMINISTIC
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.launch_rules import ADDITIONAL, COMPILATION, GRAPH_KEY, RL_KEY, faults, graph_faults
 from rollfleet_protocol.termination import Problem
 
 _ARGS = "spec.engine.args"
-_INVARIANT_DEVICES = ("A2", "A3")
 _PARSER_PLUGIN = "--tool-parser-plugin"
 
 
@@ -103,10 +103,14 @@ def _npu(
     if platform not in (ASCEND, ASCEND_BEFORE_RL_CONFIG) or facts.kind is EngineKind.SIMULATOR:
         return
     plugin = facts.installation.plugin
+    yield from _built_for_another(config, plugin)
     if config.sleep_mode and not plugin.custom_kernels:
         yield _without_kernels(asked[Feature.SLEEP])
     if Feature.BATCH_INVARIANT in asked:
         yield from _batch_invariance(config, plugin, asked[Feature.BATCH_INVARIANT])
+    for feature in (Feature.BATCH_INVARIANT, Feature.TRAINING_CONSISTENCY):
+        if feature in asked:
+            yield from _not_deterministic(asked[feature], plugin)
 
 
 def _batch_invariance(config: EngineConfig, plugin: Plugin, wish: Wish) -> Iterator[Problem]:
@@ -120,10 +124,25 @@ def _batch_invariance(config: EngineConfig, plugin: Plugin, wish: Wish) -> Itera
             cause=f"{wish.named} needs batch-invariant kernels: neither batch_invariant_ops nor Triton is in the image",
             remedy="build vLLM-Ascend with VLLM_BATCH_INVARIANT=1, or install triton-ascend",
         )
-    if plugin.device and plugin.device not in _INVARIANT_DEVICES:
+
+
+def _built_for_another(config: EngineConfig, plugin: Plugin) -> Iterator[Problem]:
+    """An image is built for one generation of NPUs."""
+    built_for = plugin.device.lstrip("_")
+    said = None if config.accelerator is None else config.accelerator.profile
+    if built_for and said is not None and built_for != said:
+        yield Problem(
+            cause=f"this image is built for {built_for}, and spec.accelerator.profile is {said}",
+            remedy="use an image of that generation, or correct the profile",
+        )
+
+
+def _not_deterministic(wish: Wish, plugin: Plugin) -> Iterator[Problem]:
+    built_for = plugin.device.lstrip("_")
+    if built_for and built_for not in DETERMINISTIC:
         give_up = f"remove {wish.variable}" if wish.variable else "set it to false"
         yield Problem(
-            cause=f"{wish.named} works on Atlas A2 and A3, and this image is built for {plugin.device}",
+            cause=f"{wish.named} works on Atlas A2 and A3, and this image is built for {built_for}",
             remedy=f"{give_up}, or use nodes and an image of A2 or A3",
         )
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from rollfleet_operator.api.accelerators import deterministic_rules
 from rollfleet_operator.api.meta import ApiModel
 from rollfleet_operator.api.rules import Schema, rule, rules
 from rollfleet_protocol.launch_settings import LogprobsMode, TokenEndpoint, TransferBackend
@@ -23,7 +24,8 @@ class RlConfig(ApiModel):
     sleep_mode_extra_cleanup: bool = False
     """Asleep, HCCL groups and graph workspaces are given back too; waking takes longer. Needs sleepMode Enabled."""
     enable_training_consistency: bool = False
-    """Attention by FA3, as trainers compute it. Needs the package flash_attn_npu_v3 in the image."""
+    """Attention by FA3, as trainers compute it. Needs the package flash_attn_npu_v3 in the image. Atlas A2 and A3
+    only."""
     enable_batch_invariant: bool = False
     """Results do not depend on what else is in the batch: deterministic kernels and communication; chunked prefill
     and prefix caching are off, blocks hold 128 tokens. Atlas A2 and A3 only."""
@@ -224,4 +226,5 @@ def launch_rules() -> tuple[Schema, ...]:
             "spec.parallelism: tensor x pipeline x data must not exceed spec.accelerator.perPod",
             field=".parallelism",
         ),
+        *deterministic_rules(),
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from rollfleet_operator.api.accelerators import accelerator_rules, resource_of
 from rollfleet_operator.api.launch import (
     EngineOptions,
     Features,
@@ -20,6 +21,7 @@ from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
 from rollfleet_operator.api.records import Aftermath, Committed, LastFinished, Outcome, Previous
 from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
+from rollfleet_protocol.accelerators import ASCEND910, DEFAULT_RESOURCES, AcceleratorProfile
 from rollfleet_protocol.launch_settings import FleetMode
 
 __all__ = [
@@ -86,16 +88,28 @@ class Model(ApiModel):
     """The `model` that clients name in their requests."""
 
 
-class Accelerator(ApiModel):
+class Accelerator(ApiModel, json_schema_extra=rules(*accelerator_rules())):
     """Devices of one pod, by extended resource."""
 
-    resource_name: Annotated[
-        str,
-        Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
-    ] = "huawei.com/Ascend910"
-    """Extended resource that the device plugin advertises."""
+    profile: AcceleratorProfile | None = None
+    """Generation of the NPUs: A2 (910B), A3 (910C), A5 (950) or 310P. Engines are kept off nodes whose label
+    accelerator-type names another one, an image built for another one is refused, and so is what it cannot do."""
+    resource_name: (
+        Annotated[
+            str,
+            Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"),
+        ]
+        | None
+    ) = None
+    """Extended resource that the device plugin advertises; where absent MindCluster's name of the profile's NPUs,
+    huawei.com/npu for A5, huawei.com/Ascend310P for 310P, else huawei.com/Ascend910."""
     per_pod: Annotated[int, Field(ge=0, le=64)] = 8
     """Devices of each engine; 0 asks for none (the CPU)."""
+
+    @property
+    def resource(self) -> str:
+        """The extended resource, said or not."""
+        return self.resource_name or (ASCEND910 if self.profile is None else DEFAULT_RESOURCES[self.profile])
 
 
 class EnvVar(ApiModel):
@@ -223,9 +237,9 @@ class RolloutEngineSpec(
     ApiModel,
     json_schema_extra=rules(
         rule(
-            "!has(self.resources) || "
-            "((!has(self.resources.limits) || !(self.accelerator.resourceName in self.resources.limits)) && "
-            "(!has(self.resources.requests) || !(self.accelerator.resourceName in self.resources.requests)))",
+            f"!has(self.resources) || "
+            f"((!has(self.resources.limits) || !({resource_of('self.accelerator')} in self.resources.limits)) && "
+            f"(!has(self.resources.requests) || !({resource_of('self.accelerator')} in self.resources.requests)))",
             "spec.resources must not name spec.accelerator.resourceName: set spec.accelerator.perPod",
             field=".resources",
         ),

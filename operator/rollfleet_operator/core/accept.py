@@ -97,11 +97,13 @@ def _faults(fleet: RolloutEngine) -> Iterator[tuple[str, str]]:
     if (when_closed.type is WhenClosedType.HOLD) != (when_closed.hold is not None):
         yield "spec.router.whenClosed.hold", "must be set if, and only if, spec.router.whenClosed.type is Hold"
     for kind in ("limits", "requests"):
-        if spec.accelerator.resource_name in ((spec.resources or {}).get(kind) or {}):
+        if spec.accelerator.resource in ((spec.resources or {}).get(kind) or {}):
             yield (
                 f"spec.resources.{kind}",
-                f"must not name {spec.accelerator.resource_name}: set spec.accelerator.perPod",
+                f"must not name {spec.accelerator.resource}: set spec.accelerator.perPod",
             )
+    if spec.accelerator.profile is not None and not spec.accelerator.per_pod:
+        yield "spec.accelerator.profile", "needs spec.accelerator.perPod above 0"
 
 
 def _launch_faults(fleet: RolloutEngine, settings: Settings) -> Iterator[tuple[str, str]]:

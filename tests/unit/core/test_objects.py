@@ -37,6 +37,7 @@ from rollfleet_operator.core.objects.pod import build_pod, engine_config, templa
 from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
 from rollfleet_operator.core.plan_children import plan_children
+from rollfleet_protocol.accelerators import AcceleratorProfile
 from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
     ENGINE_CONFIG_ENV,
@@ -147,6 +148,37 @@ def test_the_launcher_is_told_of_the_devices_that_were_asked_for_and_chosen() ->
     assert chosen == [{"name": DEVICES_VARIABLE, "valueFrom": {"fieldRef": field}}]
     config = EngineConfig.model_validate_json(plain(given["env"])[ENGINE_CONFIG_ENV])
     assert config.accelerator == AcceleratorConfig(resource_name="huawei.com/npu", per_pod=4)
+
+
+def test_a_fleet_that_names_no_generation_keeps_its_pods() -> None:
+    """Its template is what it was before there was a generation to name: nothing is replaced for an upgrade."""
+    found = pod()["spec"]
+    assert "affinity" not in found
+    config = json.loads(plain(found["containers"][0]["env"])[ENGINE_CONFIG_ENV])
+    assert config["accelerator"] == {"resourceName": "huawei.com/Ascend910", "perPod": 1}
+
+
+@pytest.mark.parametrize(
+    ("profile", "resource", "kept_off", "allowed"),
+    [
+        ("A2", "huawei.com/Ascend910", "module-a3-16", "module-910b-8"),
+        ("A3", "huawei.com/Ascend910", "module-910b-8", "module-a3-16-super-pod"),
+        ("A5", "huawei.com/npu", "module-910b-16", "950-SuperPod-Atlas-8"),
+        ("310P", "huawei.com/Ascend310P", "850-Atlas-8p-8", "card"),
+    ],
+)
+def test_a_generation_chooses_resource_and_nodes(profile: str, resource: str, kept_off: str, allowed: str) -> None:
+    found = pod(accelerator=Accelerator(profile=AcceleratorProfile(profile), per_pod=8))["spec"]
+    assert found["containers"][0]["resources"]["limits"] == {resource: "8"}
+    required = found["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    ((expression,),) = (term["matchExpressions"] for term in required["nodeSelectorTerms"])
+    assert (expression["key"], expression["operator"]) == ("accelerator-type", "NotIn")
+    assert kept_off in expression["values"]
+    assert allowed not in expression["values"]
+    config = EngineConfig.model_validate_json(plain(found["containers"][0]["env"])[ENGINE_CONFIG_ENV])
+    assert config.accelerator is not None
+    assert (config.accelerator.resource_name, config.accelerator.profile) == (resource, profile)
+    kubernetes_validate.validate(pod(accelerator=Accelerator(profile=AcceleratorProfile(profile))), "1.33", strict=True)
 
 
 def test_a_fleet_without_devices_is_told_of_none() -> None:

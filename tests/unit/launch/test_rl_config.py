@@ -12,6 +12,7 @@ OLD = "0.27.1 on NPUs without rl_config"
 NPUS = [name for name in PLACES if "NPUs" in name]
 npus = pytest.mark.parametrize("place", NPUS)
 INVARIANT = {"rlConfig": {"enableBatchInvariant": True}}
+ON_A2 = {"accelerator": {"resourceName": "huawei.com/Ascend910", "perPod": 2, "profile": "A2"}}
 CONSISTENT = {"rlConfig": {"enableTrainingConsistency": True}}
 
 
@@ -165,7 +166,10 @@ def test_training_consistency_without_its_package_stops(make_config, make_facts,
     ("changes", "config", "words"),
     [
         ({"device": "A5"}, INVARIANT, ["A2 and A3", "A5"]),
-        ({"device": "_310P"}, INVARIANT, ["A2 and A3", "_310P"]),
+        ({"device": "_310P"}, INVARIANT, ["A2 and A3", "310P"]),
+        ({"device": "A5"}, CONSISTENT, ["enableTrainingConsistency works on Atlas A2 and A3", "A5"]),
+        ({"device": "A3"}, ON_A2, ["this image is built for A3", "spec.accelerator.profile is A2"]),
+        ({"device": "_310P"}, ON_A2, ["this image is built for 310P"]),
         ({"custom_kernels": False}, INVARIANT, ["vllm_ascend_C", "enableBatchInvariant"]),
         ({"batch_invariant_kernels": False}, INVARIANT, ["batch_invariant_ops", "Triton"]),
         ({"custom_kernels": False}, {"sleepMode": True}, ["vllm_ascend_C", "spec.sleepMode"]),

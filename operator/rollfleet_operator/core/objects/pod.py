@@ -22,6 +22,7 @@ from rollfleet_operator.core.objects.common import (
     metadata,
 )
 from rollfleet_operator.core.objects.launch import launch_settings
+from rollfleet_operator.core.objects.nodes import node_affinity
 from rollfleet_operator.core.observed import Settings
 from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
@@ -95,6 +96,7 @@ def _optional(spec: RolloutEngineSpec) -> Manifest:
     wanted: Manifest = {
         "serviceAccountName": spec.service_account_name,
         "nodeSelector": spec.node_selector,
+        "affinity": node_affinity(spec.accelerator.profile),
         "tolerations": list(spec.tolerations),
         "imagePullSecrets": list(spec.image_pull_secrets),
     }
@@ -153,7 +155,7 @@ def _announced(spec: RolloutEngineSpec) -> list[Manifest]:
     pod_uid = {"name": POD_UID_ENV, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid", "apiVersion": "v1"}}}
     if not spec.accelerator.per_pod:
         return [pod_uid]
-    annotation = {"fieldPath": f"metadata.annotations['{spec.accelerator.resource_name}']", "apiVersion": "v1"}
+    annotation = {"fieldPath": f"metadata.annotations['{spec.accelerator.resource}']", "apiVersion": "v1"}
     return [pod_uid, {"name": DEVICES_VARIABLE, "valueFrom": {"fieldRef": annotation}}]
 
 
@@ -184,13 +186,13 @@ def _accelerator_config(spec: RolloutEngineSpec) -> AcceleratorConfig | None:
     asked = spec.accelerator
     if not asked.per_pod:
         return None
-    return AcceleratorConfig(resource_name=asked.resource_name, per_pod=asked.per_pod)
+    return AcceleratorConfig(resource_name=asked.resource, per_pod=asked.per_pod, profile=asked.profile)
 
 
 def _resources(spec: RolloutEngineSpec) -> Manifest:
     """The accelerator goes to limits and requests: an extended resource must be equal in both."""
     given: dict[str, Any] = spec.resources or {}
-    device = {spec.accelerator.resource_name: str(spec.accelerator.per_pod)} if spec.accelerator.per_pod else {}
+    device = {spec.accelerator.resource: str(spec.accelerator.per_pod)} if spec.accelerator.per_pod else {}
     merged = {kind: {**(given.get(kind) or {}), **device} for kind in ("limits", "requests")}
     return {kind: values for kind, values in merged.items() if values}
 
