@@ -58,15 +58,25 @@ def _accelerator(config: EngineConfig) -> Iterator[Fault]:
         yield Fault(
             "spec.accelerator.perPod", f"is {asked.per_pod}: of profile A3 it must be 1 or an even number to 16"
         )
-    whose = f"spec.accelerator.resourceName {asked.resource_name}" if profile is None else f"profile {profile}"
-    possible = named if profile is None else (profile,)
+    text = generation_fault(config)
     for flag, on in (
         ("enableBatchInvariant", config.rl_config.batch_invariant),
         ("enableTrainingConsistency", config.rl_config.training_consistency),
     ):
-        if on and not set(possible) & set(DETERMINISTIC):
-            text = f"works on Atlas A2 and A3 only, and {whose} is of another generation: set it to false"
-            yield Fault(f"{RL_CONFIG}.{flag}", text)
+        if on and text:
+            yield Fault(f"{RL_CONFIG}.{flag}", f"{text}: set it to false")
+
+
+def generation_fault(config: EngineConfig) -> str:
+    """Why these NPUs cannot do what only A2 and A3 can, as far as the spec tells; empty where they may."""
+    asked = config.accelerator
+    if asked is None:
+        return ""
+    possible = profiles_of(asked.resource_name) if asked.profile is None else (asked.profile,)
+    if set(possible) & set(DETERMINISTIC):
+        return ""
+    whose = f"profile {asked.profile}" if asked.profile else f"spec.accelerator.resourceName {asked.resource_name}"
+    return f"works on Atlas A2 and A3 only, and {whose} is of another generation"
 
 
 def _modes(config: EngineConfig) -> Iterator[Fault]:

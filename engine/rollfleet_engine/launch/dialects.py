@@ -10,8 +10,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
-from rollfleet_engine.launch.reserved import RESERVED_OPTIONS, RESERVED_VARIABLES, Reserved
+from rollfleet_engine.launch.reserved import RESERVED_OPTIONS
 from rollfleet_engine.launch.words import Absent, Compilation, Exclusion, Feature, Option, Thing, Vocabulary, Words
+from rollfleet_protocol.launch_variables import (
+    DETERMINISTIC_VARIABLES,
+    NZ_OFF,
+    RESERVED_VARIABLES,
+    RUNNER_V2,
+    SPAWN,
+    Reserved,
+)
 
 Release = tuple[int, int, int]
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?P<development>\.?dev\d+)?(?:\.?post\d+)?(?:\+\S+)?$")
@@ -67,7 +75,7 @@ _TRACE_NEEDS_V2 = "trace replay needs Model Runner V2, which does not do that (c
 _CONTEXT_SPLIT = "not with context parallelism (vLLM's own check, config/vllm.py)"
 
 _COMMON: Mapping[Feature, Words | Absent] = {
-    Feature.SLEEP: Words(args=("--enable-sleep-mode",), env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}),
+    Feature.SLEEP: Words(args=("--enable-sleep-mode",), env=SPAWN),
     Feature.INSECURE_SERIALIZATION: Words(env={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}),
     Feature.TOKENS_ONLY: Words(args=("--tokens-only",)),
     Feature.ROUTED_EXPERTS: Words(args=("--enable-return-routed-experts",)),
@@ -89,7 +97,7 @@ _BEFORE_TRACE: Vocabulary = {
     Feature.ROUTED_EXPERTS: _BY_V1,
     Feature.TRACE_REPLAY: _NO_TRACE,
 }
-_TRACE = Words(args=("--enable-trace-replay",), env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
+_TRACE = Words(args=("--enable-trace-replay",), env=RUNNER_V2)
 _NO_STAGES = Exclusion(Feature.ROUTED_EXPERTS, Feature.PIPELINE, _ON_PIPELINE)
 # --kv-offloading-size makes a connector too (config/vllm.py, _post_init_kv_transfer_config), after that check.
 _ROUTED = (
@@ -239,7 +247,7 @@ CPU = PlatformWords(
         Feature.TRAINING_CONSISTENCY: _NO_NPU,
         Feature.BATCH_INVARIANT: _NO_NPU,
         # vLLM refuses the flag there (config/model.py: is_sleep_mode_available).
-        Feature.SLEEP: Words(env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}, note="no flag: vLLM refuses it on CPUs"),
+        Feature.SLEEP: Words(env=SPAWN, note="no flag: vLLM refuses it on CPUs"),
         Feature.HCCL: Absent(_NPU, "use gloo"),
         Feature.IPC: Absent(_NPU, "use shm"),
         Feature.GLOO: Words(),
@@ -265,10 +273,8 @@ SIMULATOR = PlatformWords(
 )
 
 _ALLOCATOR = "PYTORCH_NPU_ALLOC_CONF without expandable_segments"
-_NZ_OFF = {"VLLM_ASCEND_ENABLE_NZ": "0"}
 # FA3 and batch-invariant attention cannot be captured (vllm-ascend, docs/source/user_guide/feature_guide).
 _PIECEWISE: Mapping[str, str] = {"cudagraph_mode": "PIECEWISE"}
-_DETERMINISTIC = {"VLLM_BATCH_INVARIANT": "1", "HCCL_DETERMINISTIC": "strict", "LCCL_DETERMINISTIC": "1"}
 # Not switched off by vLLM-Ascend itself (vllm-ascend#16232): results would still depend on the batch.
 _ONE_PREFILL = ("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--block-size", "128")
 _MANY_PREFILLS = ("--enable-chunked-prefill", "--enable-prefix-caching")
@@ -287,13 +293,13 @@ ASCEND_BEFORE_RL_CONFIG = PlatformWords(
     cleans_allocator=True,
     words={
         **_ASCEND_TRANSFER,
-        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"weight_nz_mode": 0}, note=_ALLOCATOR),
+        Feature.RL_MODE: Words(env=NZ_OFF, additional={"weight_nz_mode": 0}, note=_ALLOCATOR),
         Feature.EXTRA_CLEANUP: Words(additional={"enable_sleep_mode_extra_cleanup": True}),
         Feature.TRAINING_CONSISTENCY: Words(
             args=("--attention-backend", "FLASH_ATTN"), compilation=_PIECEWISE, needs=Feature.BATCH_INVARIANT
         ),
         Feature.BATCH_INVARIANT: Words(
-            args=_ONE_PREFILL, env=_DETERMINISTIC, compilation=_PIECEWISE, forbids=_MANY_PREFILLS
+            args=_ONE_PREFILL, env=DETERMINISTIC_VARIABLES, compilation=_PIECEWISE, forbids=_MANY_PREFILLS
         ),
     },
 )
@@ -302,14 +308,14 @@ ASCEND = PlatformWords(
     cleans_allocator=True,
     words={
         **_ASCEND_TRANSFER,
-        Feature.RL_MODE: Words(env=_NZ_OFF, additional={"rl_config": {"enabled": True}}, note=_ALLOCATOR),
+        Feature.RL_MODE: Words(env=NZ_OFF, additional={"rl_config": {"enabled": True}}, note=_ALLOCATOR),
         Feature.EXTRA_CLEANUP: Words(additional={"rl_config": {"sleep_mode_extra_cleanup": True}}),
         Feature.TRAINING_CONSISTENCY: Words(
             additional={"rl_config": {"enable_training_consistency": True}}, compilation=_PIECEWISE
         ),
         Feature.BATCH_INVARIANT: Words(
             args=_ONE_PREFILL,
-            env=_DETERMINISTIC,
+            env=DETERMINISTIC_VARIABLES,
             additional={"rl_config": {"enable_batch_invariant": True}},
             compilation=_PIECEWISE,
             forbids=_MANY_PREFILLS,

@@ -13,6 +13,7 @@ from rollfleet_engine.launch.problems_platform import platform_warnings
 from rollfleet_engine.launch.wishes import Speech, batch_invariant, json_options, platform_of, spoken
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.launch_settings import TransferBackend
+from rollfleet_protocol.launch_variables import PYTHON_VARIABLES, VLLM_VARIABLES
 from rollfleet_protocol.termination import Problem
 
 GUARD = "rollfleet_engine.guard.middleware.Guard"
@@ -20,16 +21,6 @@ WORKER_EXTENSION = "rollfleet_engine.vllm.worker.RollfleetWorkerExtension"
 TRANSFER_BACKEND = "rollfleet"
 SIMULATOR_MODULE = "rollfleet_engine.simulator"
 DYNAMO_VARIABLE = "TORCHDYNAMO_DISABLE"
-# Variables that every engine gets. Python: our modules and nobody's user site; output line by line as it is written.
-_PYTHON_VARIABLES = {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
-# The development routes are the control routes that the guard keeps on its own port. Models come from volumes, never
-# from a hub; usage statistics would be sent to the internet.
-_VLLM_VARIABLES = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-}
 _SECRET_OPTIONS = frozenset({"--api-key", "--hf-token"})
 
 
@@ -79,7 +70,7 @@ class Refused:
 
 def variables_of(kind: EngineKind) -> dict[str, str]:
     """What the launcher adds to an engine's environment."""
-    return _PYTHON_VARIABLES | (_VLLM_VARIABLES if kind is EngineKind.VLLM else {})
+    return PYTHON_VARIABLES | (VLLM_VARIABLES if kind is EngineKind.VLLM else {})
 
 
 def plan(config: EngineConfig, facts: Facts) -> Plan | Refused:

@@ -7,12 +7,13 @@ from types import MappingProxyType
 from rollfleet_engine.launch.allocator import VARIABLE as ALLOCATOR_VARIABLE
 from rollfleet_engine.launch.dialects import Dialect, Unspoken, range_of, supported_releases
 from rollfleet_engine.launch.facts import Facts
-from rollfleet_engine.launch.options import Spelling, positional_words, spellings
+from rollfleet_engine.launch.options import ALIASES, GivenOptions, Spelling, given_options, positional_words, spellings
 from rollfleet_engine.launch.problems_model import model_problems
 from rollfleet_engine.launch.problems_platform import platform_problems
-from rollfleet_engine.launch.reserved import SUBCOMMANDS, UNKNOWN_OPTIONS, Reserved
+from rollfleet_engine.launch.reserved import SUBCOMMANDS, UNKNOWN_OPTIONS
 from rollfleet_engine.launch.wishes import platform_of
 from rollfleet_protocol.engine_config import EngineConfig
+from rollfleet_protocol.launch_variables import Reserved
 from rollfleet_protocol.termination import Problem
 
 # What CANN's images set in every container (Ascend/cann-container-image, cann/*/Dockerfile): nobody's wish, so that the
@@ -84,22 +85,30 @@ def _options(config: EngineConfig, dialect: Dialect) -> Iterator[Problem]:
     for word in positional_words(config.engine_args, known):
         if word in SUBCOMMANDS:
             yield Problem(cause=f"spec.engine.args: {word}: {SUBCOMMANDS[word]}", remedy="remove it")
+    given = given_options(config.engine_args, known)
     for spelling in spellings(config.engine_args, known):
         reserved = _reserved(spelling.options, dialect.reserved_options)
-        if reserved is not None:
+        if reserved is not None and not _allowed(reserved, given):
             option, rule = reserved
             shown = spelling.word if spelling.word.startswith(option) else f"{spelling.word} (that is {option})"
             yield Problem(
                 cause=f"spec.engine.args: {shown} may not be given: {rule.reason}",
                 remedy="remove it from spec.engine.args",
             )
-        elif not spelling.exact:
+        elif reserved is None and not spelling.exact:
             yield _unresolved(spelling, known, dialect)
 
 
 def _reserved(names: tuple[str, ...], rules: tuple[Reserved, ...]) -> tuple[str, Reserved] | None:
     """The first name that a rule covers. Of an ambiguous spelling one reserved meaning is enough."""
     return next(((name, rule) for name in names for rule in rules if rule.covers(name)), None)
+
+
+def _allowed(reserved: tuple[str, Reserved], given: GivenOptions) -> bool:
+    """Whether each time that the option is given, it says what happens anyway."""
+    option, rule = reserved
+    values = [each.value for each in given.get(ALIASES.get(option, option), ())]
+    return bool(values) and all(value in rule.allowed for value in values)
 
 
 def _unresolved(spelling: Spelling, known: frozenset[str], dialect: Dialect) -> Problem:
@@ -118,8 +127,7 @@ def _unresolved(spelling: Spelling, known: frozenset[str], dialect: Dialect) -> 
 def _variables(facts: Facts, dialect: Dialect, added: Mapping[str, str], why: Mapping[str, str]) -> Iterator[Problem]:
     for name, value in sorted(facts.environ.items()):
         reserved = _reserved((name,), dialect.reserved_variables)
-        # "0" and empty leave such a switch off, which is what we want anyway.
-        if reserved is not None and value not in ("", "0") and reserved[1].refuses(value):
+        if reserved is not None and reserved[1].refuses(value):
             yield Problem(
                 cause=f"environment variable {name} may not be set: {reserved[1].reason}",
                 remedy="remove it from spec.env or the image",

@@ -1,33 +1,12 @@
-"""Options and variables that are not the user's to set, and why. The same for all releases that know them."""
+"""Options that are not the user's to set, and why. The same for all releases that know them."""
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """An option or variable that users may not set, and why."""
-
-    name: str  # with a trailing * for all that begin so
-    reason: str
-    values: frozenset[str] = frozenset()  # of a variable: those that are refused, in capitals; empty: any
-
-    def covers(self, name: str) -> bool:
-        """Whether `name` is meant."""
-        return name.startswith(self.name[:-1]) if self.name.endswith("*") else name == self.name
-
-    def refuses(self, value: str) -> bool:
-        """Whether this value of it is refused."""
-        return not self.values or value.strip().upper() in self.values
-
+from rollfleet_protocol.launch_variables import LOG_IS_READ, RANKS_OF_SPEC, Reserved
 
 _OURS = "the launcher sets it"
 _SPEC_MODEL = "it comes from spec.model"
-_DATA = "the number of data-parallel ranks comes from spec.parallelism.data"
 _NODES = "NotSupported: an engine is one pod of one node"
 _IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
 _NO_GATE = "it starts servers that the guard does not stand in front of"
-_LOG = "the launcher reads the engine's log for the cause of a failure"
-_LEVEL = "at that level it hides errors, which the launcher reads from the engine's log"
 _RANKS = "workers come from spec.parallelism alone: an engine that has others takes no update"
 _QUANTISED = (
     "NotSupported: weights quantised while loading cannot be updated and verified; "
@@ -38,7 +17,7 @@ _QUANTISED = (
 _OUTSIDE_CACHE = (
     "NotSupported: caches outside of the engine are not emptied by an update, and would answer for old weights"
 )
-_EXECUTOR = "NotSupported: workers are processes of the engine's one pod, as vLLM starts them by itself"
+_EXECUTOR = "NotSupported: workers are processes of the engine's one pod, as vLLM starts them by itself (mp)"
 _WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
 
 
@@ -72,9 +51,9 @@ RESERVED_OPTIONS = (
     Reserved("-dpe", _NO_GATE),
     Reserved("--data-parallel-hybrid-lb", _NO_GATE),
     Reserved("-dph", _NO_GATE),
-    *(Reserved(name, _DATA) for name in ("--data-parallel-size", "-dp")),
+    *(Reserved(name, RANKS_OF_SPEC) for name in ("--data-parallel-size", "-dp")),
     *(
-        Reserved(name, f"NotSupported: an engine is one pod, with all ranks in it; {_DATA}")
+        Reserved(name, f"NotSupported: an engine is one pod, with all ranks in it; {RANKS_OF_SPEC}")
         for name in (
             *("--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
             *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"),
@@ -97,7 +76,10 @@ RESERVED_OPTIONS = (
     *_field("spec.features.toolCalling.parser", "--tool-call-parser"),
     *_field("spec.features.logprobs", "--logprobs-mode", "--max-logprobs"),
     *(Reserved(name, _RANKS) for name in ("--prefill-context-parallel-size", "-pcp")),
-    *(Reserved(name, _EXECUTOR) for name in ("--distributed-executor-backend", "--data-parallel-backend", "-dpb")),
+    *(
+        Reserved(name, _EXECUTOR, allowed=frozenset({"mp"}))
+        for name in ("--distributed-executor-backend", "--data-parallel-backend", "-dpb")
+    ),
     Reserved("--device-ids", "the device plugin chooses the NPUs, and the engine takes all of them"),
     Reserved("--enable-elastic-ep", "it changes the number of workers behind the guard's back"),
     Reserved("--worker-extension-cls", _WORKER),
@@ -126,42 +108,14 @@ RESERVED_OPTIONS = (
         for kind in ("prompt", "mm")
         for no in ("", "no-")
     ),
-    Reserved("--uvicorn-log-level", _LOG),
+    Reserved("--uvicorn-log-level", LOG_IS_READ),
     Reserved("--disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
     Reserved("--no-disable-uvicorn-access-log", f"{_OURS}: the guard logs admissions"),
-    Reserved("--log-config-file", _LOG),
-    Reserved("--logging-config", _LOG),
-    Reserved("--log-level", f"{_LOG}; VLLM_LOGGING_LEVEL in spec.env may be DEBUG to ERROR"),
+    Reserved("--log-config-file", LOG_IS_READ),
+    Reserved("--logging-config", LOG_IS_READ),
+    Reserved("--log-level", f"{LOG_IS_READ}; VLLM_LOGGING_LEVEL in spec.env may be DEBUG to ERROR"),
     Reserved("--help", "it prints and ends instead of serving"),
     Reserved("-h", "it prints and ends instead of serving"),
-)
-
-# model_hosting_container_standards, which vLLM's build_app bootstraps, loads handlers and middleware that these name,
-# one of them in front of all others (its common/fastapi/middleware/core.py: throttle before the engine's own).
-_SAGEMAKER = "vLLM's SageMaker layer loads code by it that runs in front of the guard or in place of its routes"
-
-RESERVED_VARIABLES = (
-    Reserved("VLLM_USE_RUST_FRONTEND", "the Rust front end passes by ASGI middleware, and so by the guard"),
-    Reserved("VLLM_RUST_FRONTEND_PATH", "the Rust front end passes by ASGI middleware, and so by the guard"),
-    Reserved("VLLM_ALLOW_INSECURE_SERIALIZATION", "nothing that reaches an engine may be unpickled"),
-    Reserved("VLLM_ENABLE_SCALE_OUT_ENDPOINTS", "it comes from spec.features.tokenEndpoint"),
-    Reserved("VLLM_LOGGING_CONFIG_PATH", _LOG),
-    Reserved("VLLM_CONFIGURE_LOGGING", _LOG),
-    # Where --data-parallel-size is 1, vLLM takes number and rank from these (config/parallel.py).
-    Reserved("VLLM_DP_*", _DATA),
-    Reserved("VLLM_LOGGING_PREFIX", _LOG),  # before the level, by which errors are told
-    Reserved("VLLM_LOGGING_COLOR", _LOG, frozenset({"1"})),  # the same
-    Reserved("VLLM_LOGGING_LEVEL", _LEVEL, frozenset({"CRITICAL", "FATAL"})),
-    Reserved("CUSTOM_FASTAPI_*", _SAGEMAKER),
-    Reserved("CUSTOM_PRE_PROCESS", _SAGEMAKER),
-    Reserved("CUSTOM_POST_PROCESS", _SAGEMAKER),
-    Reserved("CUSTOM_SCRIPT_FILENAME", _SAGEMAKER),
-    Reserved("SAGEMAKER_*", _SAGEMAKER),
-    Reserved("PYTHONHOME", "it replaces the interpreter's library"),
-    Reserved("PYTHONSTARTUP", "it runs code before the engine"),
-    Reserved("PYTHONUSERBASE", "it puts modules in front of the image's"),
-    Reserved("PYTHONINSPECT", "the engine would not end when it fails"),
-    Reserved("PYTHONOPTIMIZE", "vLLM checks its invariants by assert"),
 )
 
 # Options that people look for and no release has.

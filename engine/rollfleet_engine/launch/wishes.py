@@ -16,6 +16,7 @@ from rollfleet_engine.launch.words import Absent, Feature, Words
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.launch_rules import GRAPH_KEY, RL_KEY
 from rollfleet_protocol.launch_settings import TokenEndpoint, TransferBackend
+from rollfleet_protocol.launch_variables import BATCH_INVARIANT
 
 _BACKENDS = {
     TransferBackend.HCCL: Feature.HCCL,
@@ -23,7 +24,6 @@ _BACKENDS = {
     TransferBackend.GLOO: Feature.GLOO,
     TransferBackend.SHM: Feature.SHM,
 }
-_INVARIANT_VARIABLE = "VLLM_BATCH_INVARIANT"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def platform_of(facts: Facts) -> PlatformWords | None:
 
 def batch_invariant(config: EngineConfig, facts: Facts) -> bool:
     """Asked for by the flag, or by a variable, which vLLM-Ascend keeps where it is set (RlConfig.apply)."""
-    return config.rl_config.batch_invariant or facts.environ.get(_INVARIANT_VARIABLE) == "1"
+    return config.rl_config.batch_invariant or facts.environ.get(BATCH_INVARIANT) == "1"
 
 
 def wishes(config: EngineConfig, facts: Facts) -> Iterator[Wish]:
@@ -86,7 +86,7 @@ def wishes(config: EngineConfig, facts: Facts) -> Iterator[Wish]:
         if on:
             yield Wish(feature)
     if batch_invariant(config, facts) and not rl_config.batch_invariant:
-        yield Wish(Feature.BATCH_INVARIANT, variable=f"{_INVARIANT_VARIABLE}=1")
+        yield Wish(Feature.BATCH_INVARIANT, variable=f"{BATCH_INVARIANT}=1")
     yield from _valued(config)
     if config.weight_transfer is not None:
         yield Wish(_BACKENDS[config.weight_transfer.backend])

@@ -19,6 +19,7 @@ from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.steps import source_of
 from rollfleet_protocol.launch_rules import faults
 from rollfleet_protocol.launch_settings import TransferBackend
+from rollfleet_protocol.launch_variables import variable_faults
 
 RESERVED_ENV = (
     *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "ROLLFLEET_POD_UID", "PYTHONPATH", "PYTHONHOME"),
@@ -119,7 +120,9 @@ def _launch_faults(fleet: RolloutEngine, settings: Settings) -> Iterator[tuple[s
     if 0 < spec.accelerator.per_pod < devices:
         text = f"asks for {devices} devices (tensor x pipeline x data), more than spec.accelerator.perPod"
         yield "spec.parallelism", f"{text} ({spec.accelerator.per_pod})"
-    yield from faults(engine_config(fleet, settings))
+    config = engine_config(fleet, settings)
+    yield from faults(config)
+    yield from variable_faults(config, {variable.name: variable.value for variable in spec.env})
 
 
 def _repeated(field: str, key: str, values: list[str]) -> Iterator[tuple[str, str]]:

@@ -73,6 +73,14 @@ FLEET_FAULTS = {
     ),
     "a mount path twice": ({"volumes": volumes(extra=(extra("a", "/x"), extra("b", "/x")))}, "mountPath '/x'"),
     "a variable of ours": ({"env": (EnvVar(name="PYTHONPATH", value="/x"),)}, "spec.env[PYTHONPATH]"),
+    "a variable round the guard": (
+        {"env": (EnvVar(name="VLLM_USE_RUST_FRONTEND", value="1"),)},
+        "spec.env[VLLM_USE_RUST_FRONTEND] may not be set: the Rust front end",
+    ),
+    "a variable against a field": (
+        {"env": (EnvVar(name="VLLM_BATCH_INVARIANT", value="0"),), "rl_config": RlConfig(enable_batch_invariant=True)},
+        "spec.env[VLLM_BATCH_INVARIANT] is '0', but spec.rlConfig.enableBatchInvariant needs '1'",
+    ),
     "a variable twice": ({"env": (EnvVar(name="A"), EnvVar(name="A"))}, "spec.env has two entries"),
     "more workers than devices": (
         {"parallelism": Parallelism(tensor=2, data=4), "accelerator": Accelerator(per_pod=4)},

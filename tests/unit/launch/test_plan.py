@@ -136,6 +136,8 @@ def test_simulator_gets_the_same_arguments(make_config, make_facts):
         ("--distributed_executor_backend=ray", "--distributed-executor-backend"),
         ("--data-parallel-backend=ray", "--data-parallel-backend"),
         ("-dpb=ray", "-dpb"),
+        ("--distributed-executor-backend=uni", "--distributed-executor-backend"),
+        ("--distributed-executor-backend=mp.Mine", "--distributed-executor-backend"),
         ("--device-ids=0,1", "--device-ids"),
         ("--log-config-file=/x", "--log-config-file"),
         ("--kv-transfer-config.kv_connector=X", "--kv-transfer-config"),
@@ -153,9 +155,18 @@ def test_ways_round_the_guard_are_refused_in_every_spelling(make_config, make_fa
     assert "may not be given" in cause
 
 
+def test_a_default_that_is_written_twice_must_be_the_default_twice(make_config, make_facts):
+    arguments = ["--distributed-executor-backend", "mp", "--distributed-executor-backend", "ray"]
+    causes = _causes(make_config, make_facts, config={"engineArgs": arguments})
+    assert any("--distributed-executor-backend may not be given" in cause for cause in causes)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["--distributed-executor-backend", "mp"],
+        ["--distributed_executor_backend=mp", "-dpb", "mp"],
+        ["--data-parallel-backend=mp"],
         ["--max-model-len", "-1"],
         ["--max_model_len=1024"],
         ["-O3"],
