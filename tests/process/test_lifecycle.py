@@ -182,8 +182,20 @@ async def test_a_control_port_that_dies_makes_the_engine_not_live(config: Engine
             await eventually(is_dead)
 
 
+async def test_an_engine_whose_server_is_not_found_does_not_start(config: EngineConfig) -> None:
+    """Nothing would bound what strangers send; no port is left open."""
+    process = Process(config)
+    del process.inner.state.server
+    async with process.running():
+        await eventually(lambda: process.exited)
+    for port in (config.serving_port, config.control_port):
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
 async def test_without_lifespan_the_first_request_starts_the_guard(config: EngineConfig) -> None:
     process = Process(config)
+    process.server.config.load()
     transport = httpx.ASGITransport(process.app)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
         answers = await asyncio.gather(*(client.post("/v1/completions") for _ in range(5)))

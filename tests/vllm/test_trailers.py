@@ -1,4 +1,4 @@
-"""What may come behind the body of a request, on the HTTP server of vLLM's own environment: uvicorn with httptools."""
+"""What may come behind a request, on the server of vLLM's own environment: uvicorn with httptools and websockets."""
 
 from __future__ import annotations
 
@@ -48,18 +48,27 @@ async def app(scope, receive, send):
 config = uvicorn.Config(app, host="127.0.0.1", port=int(sys.argv[1]), lifespan="off", access_log=False)
 config.load()
 assert config.http_protocol_class is HttpToolsProtocol
+assert config.ws_protocol_class is not None
 server = SimpleNamespace(state=SimpleNamespace(server=SimpleNamespace(config=config)))
-assert bound_server(server, 30.0, refused.append)
+bound_server(server, float(sys.argv[2]), refused.append)
+assert config.ws_protocol_class is None
 uvicorn.Server(config).run()
 """
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
+    """Of a server that waits long for a head."""
+    with serving(30.0) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def serving(head_s: float) -> Iterator[int]:
     python, port = vllm_venv.ensure() / "bin" / "python", free_port()
     environment = os.environ | {"PYTHONPATH": source_path()}
     server = subprocess.Popen(
-        [str(python), "-c", PROGRAM, str(port)], env=environment, stderr=subprocess.PIPE, text=True
+        [str(python), "-c", PROGRAM, str(port), str(head_s)], env=environment, stderr=subprocess.PIPE, text=True
     )
     assert server.stderr is not None
     said = []
@@ -69,9 +78,11 @@ def port() -> Iterator[int]:
             break
     else:
         pytest.fail("".join(said))
-    yield port
-    server.terminate()
-    server.communicate(timeout=30)
+    try:
+        yield port
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
 
 
 def ask(port: int, text: bytes) -> dict[str, Any]:
@@ -128,3 +139,30 @@ def test_a_body_of_many_small_chunks_is_taken(port: int) -> None:
     """Its sizes alone are over the bound."""
     count = LARGEST_HEAD
     assert ask(port, CHUNKED + b"1;of=many\r\nx\r\n" * count + b"0\r\n\r\n")["length"] == count
+
+
+WEBSOCKET = b"upgrade: websocket\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+
+
+@pytest.mark.parametrize("wish", [WEBSOCKET, b"upgrade: h2c\r\nhttp2-settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"])
+@pytest.mark.parametrize("body", [b"", b"12345"])
+def test_who_asks_for_another_protocol_gets_one_answer_and_no_more_time(wish: bytes, body: bytes) -> None:
+    """As to a request without a body; what is said on is read as no protocol at all, and the connection is over."""
+    length = b"content-length: %d\r\n" % len(body) if body else b""
+    with serving(1.0) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(
+                b"GET /x HTTP/1.1\r\nhost: engine\r\nconnection: upgrade\r\n" + wish + length + b"\r\n" + body
+            )
+            answer = b""
+            while piece := connection.recv(1 << 16):
+                answer += piece
+        head, _, text = answer.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"200"
+        assert b"connection: close" in head
+        assert json.loads(text)["length"] == 0
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(b"GET /x HTTP/1.1\r\nhost: engine\r\nconnection: upgrade\r\n" + wish)
+            late = connection.recv(1 << 16)
+        assert late.split()[1] == b"408"
+        assert ask(port, CHUNKED + b"0\r\n\r\n")["refused"] == ["TooSlow"], "nobody is counted twice"

@@ -93,6 +93,8 @@ class PatientHttpTools(Patient):
     extensions and trailers. httptools gathers a line until it ends, and tells of it only then, as of a header.
     """
 
+    parser: Any  # of uvicorn's protocol
+
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._in_message = False
@@ -111,9 +113,11 @@ class PatientHttpTools(Patient):
             super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
-        """It is here."""
+        """It is here. After one that asks for another protocol the parser reads no further: the answer is the last."""
         self._in_head, self._progressed = False, True
         super().on_headers_complete()  # type: ignore[misc]
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """A piece of it."""
@@ -144,17 +148,23 @@ def patient(protocol: type[asyncio.Protocol], head_s: float, on_refusal: OnRefus
     return type(f"Patient{protocol.__name__}", (mixin, protocol), members)
 
 
-def bound_server(app: Any, head_s: float, on_refusal: OnRefusal) -> bool:
-    """Bound what the serving port takes. Whether it could be found: vLLM leaves its server in `app.state.server`.
+class UnboundedServerError(RuntimeError):
+    """The server of the serving port is not where every release of vLLM that is supported leaves it."""
+
+
+def bound_server(app: Any, head_s: float, on_refusal: OnRefusal) -> None:
+    """Bound what the serving port takes; vLLM leaves its server in `app.state.server` (0.23 to 0.32, serve_http).
 
     The listener does not exist yet while the lifespan starts, and each connection asks the configuration for its class.
+    No connection becomes a websocket, with another protocol and other bounds: none of our routes is one, so that who
+    asks for it gets the answer of an ordinary request. Raises UnboundedServerError.
     """
     settings = getattr(getattr(getattr(app, "state", None), "server", None), "config", None)
     protocol = getattr(settings, "http_protocol_class", None)
     if settings is None or not isinstance(protocol, type) or not issubclass(protocol, asyncio.Protocol):
-        return False
+        raise UnboundedServerError("the engine's HTTP server is not in app.state.server: nothing would bound a head")
     settings.http_protocol_class = patient(protocol, head_s, on_refusal)
-    return True
+    settings.ws_protocol_class = None
 
 
 class Rarely(logging.Filter):

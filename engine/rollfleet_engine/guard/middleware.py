@@ -91,6 +91,7 @@ class GuardedApp:
             control: AsgiApp = app
             if self._control_front is not None:
                 control = self._control_front(control)
+            self._bound_connections(scope, service.tallies)  # without that no port opens
             server = ControlServer(control, config, self._log, service.break_down)
             drain = DrainSocket(service, config)
             await server.start()
@@ -101,7 +102,6 @@ class GuardedApp:
             ranks, tallies = facts.data_parallel_size, service.tallies
             metrics = MetricsPage(self._app, GuardCollector(service.state, tallies, time.monotonic))
             self._serving = Serving(self._app, turnstile, service, waiting, ranks, tallies, metrics)
-            self._bound_connections(scope, tallies)
             self._log.write(
                 "guard.started",
                 incarnation=service.incarnation,
@@ -135,8 +135,7 @@ class GuardedApp:
             tallies.refused[reason] += 1
 
         quieten()
-        if not bound_server(scope.get("app", self._app), HEAD_S, refused):
-            self._log.write("guard.heads_unbounded", why="the engine's HTTP server was not found in app.state.server")
+        bound_server(scope.get("app", self._app), HEAD_S, refused)
 
     async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
