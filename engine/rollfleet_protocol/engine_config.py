@@ -12,6 +12,7 @@ from rollfleet_protocol.launch_settings import Features, FleetMode, RlConfig, We
 ENGINE_CONFIG_ENV = "ROLLFLEET_ENGINE_CONFIG"
 DEVICES_VARIABLE = "ROLLFLEET_DEVICES"  # the pod's annotation named after the accelerator's resource, downward API
 POD_UID_ENV = "ROLLFLEET_POD_UID"  # by the downward API: the configuration is the same for all pods of a fleet
+HOST_ENV = "ROLLFLEET_HOST"  # state.Host as JSON: the launcher tells the guard what it saw
 CONTROL_SERVER_NAME_SUFFIX = "engine.rollfleet.io"
 
 

@@ -99,6 +99,16 @@ class Operation(Answer):
     failure: Failure | None = None
 
 
+class Host(Answer):
+    """What the launcher saw of its container before it started the engine; empty where nobody told the guard."""
+
+    platform: Words = ""  # "CPU" | "Ascend"
+    # Versions by name: packages as pip knows them, "CANN", "driver".
+    software: Annotated[dict[Words, Words], Field(max_length=32)] = Field(default_factory=dict)
+    chip: Words = ""  # that the plug-in was built for, as it writes it: A2, A3, _310P, A5
+    npus: Annotated[tuple[int, ...], Field(max_length=64)] = ()  # N of each /dev/davinci<N>
+
+
 class Facts(Answer):
     """What does not change while the process lives."""
 
@@ -112,6 +122,7 @@ class Facts(Answer):
     capabilities: Annotated[
         tuple[Words, ...], Field(max_length=256)
     ] = ()  # for example "source/Checkpoint", "pause/abort"
+    host: Host = Host()
 
 
 class Weights(Answer):

@@ -5,9 +5,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
+from pydantic import ValidationError
+
 from rollfleet_engine.weights.backends.registry import usable_names
 from rollfleet_protocol.commands import PauseMode
-from rollfleet_protocol.state import Facts
+from rollfleet_protocol.engine_config import HOST_ENV
+from rollfleet_protocol.state import Facts, Host
 
 BY_WORKERS = ("source/Checkpoint", "source/Trainer", "verify/Digest", "verify/Coverage")
 PAUSES = tuple(f"pause/{mode.value}" for mode in PauseMode)
@@ -28,6 +31,14 @@ def with_backend(facts: Facts, backend: str) -> Facts:
     else:
         capabilities = tuple(each for each in facts.capabilities if each != "source/Trainer")
     return facts.model_copy(update={"capabilities": capabilities})
+
+
+def on_host(facts: Facts, environ: Mapping[str, str]) -> Facts:
+    """With what the launcher saw of the container. Nothing rests on it, so what cannot be read is left out."""
+    try:
+        return facts.model_copy(update={"host": Host.model_validate_json(environ.get(HOST_ENV, "{}"))})
+    except ValidationError:
+        return facts
 
 
 def guard_version() -> str:

@@ -1,11 +1,12 @@
 """The guard as a service in the engine's event loop: the machine's state, its timers, its followers, its operations."""
 
 import asyncio
+import os
 import time
 import uuid
 from contextlib import suppress
 
-from rollfleet_engine.guard.adapting import with_backend
+from rollfleet_engine.guard.adapting import on_host, with_backend
 from rollfleet_engine.guard.checkpoints import Stager
 from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.log import GuardLog
@@ -73,7 +74,7 @@ class GuardService:
     ) -> None:
         self._pod_uid = pod_uid
         self._adapter = adapter
-        self._facts = with_backend(adapter.facts(), backend)
+        self._facts = on_host(with_backend(adapter.facts(), backend), os.environ)
         self._turnstile = turnstile
         self._waiting = waiting or WaitingRoom(turnstile, None)
         self._log = log

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rollfleet_engine.launch.causes import CauseFinder
@@ -13,7 +14,7 @@ from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_engine.launch.preflight import UnknownEngineError, observe
 from rollfleet_engine.launch.supervise import Outcome, Supervisor
 from rollfleet_engine.launch.termination import DEFAULT_LOG, LOG_VARIABLE, exit_code_of, write
-from rollfleet_protocol.engine_config import EngineConfigError, config_of
+from rollfleet_protocol.engine_config import HOST_ENV, EngineConfigError, config_of
 from rollfleet_protocol.termination import EXIT_CONFIGURATION, Problem, TerminationMessage
 
 _ARGPARSE_EXIT = 2  # what argparse ends with when it refuses a command line
@@ -75,6 +76,13 @@ def _report(message: TerminationMessage, path: Path) -> None:
         log("problem", cause=failure)
 
 
+def tell_guard(planned: Plan, facts: Facts | None) -> Plan:
+    """The same plan, whose engine's guard knows what was seen of the container."""
+    if facts is None:
+        return planned
+    return replace(planned, env={**planned.env, HOST_ENV: facts.host().model_dump_json(by_alias=True)})
+
+
 def _show(facts: Facts | None) -> None:
     if facts is not None:
         log("preflight", **facts.shown())
@@ -92,7 +100,8 @@ def main() -> int:
     print(planned.to_json(), flush=True)
     _show(facts)
     finder = CauseFinder()
-    return report_outcome(Supervisor(planned, environ, finder).run(), finder, log_path)
+    supervisor = Supervisor(tell_guard(planned, facts), environ, finder)
+    return report_outcome(supervisor.run(), finder, log_path)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rollfleet_protocol.state import Host
+
 ASCEND_PLUGIN = "vllm_ascend"  # module of vllm-ascend's entry point in the group vllm.platform_plugins
 
 
@@ -139,6 +141,19 @@ class Facts:
     def platform(self) -> Platform:
         """Of the engine. A simulated engine needs no device."""
         return Platform.CPU if self.kind is EngineKind.SIMULATOR else self.installation.platform
+
+    def host(self) -> Host:
+        """For the guard, which tells it to whoever asks what an engine runs on."""
+        have, ascend = self.installation, self.ascend
+        versions = {**have.versions, **({have.distribution: have.release} if have.distribution else {})}
+        if ascend is not None:
+            versions |= {"CANN": ascend.cann, "driver": ascend.driver}
+        return Host(
+            platform=self.platform.value,
+            software={name: version for name, version in versions.items() if version},
+            chip=have.plugin.device,
+            npus=self.devices.numbers if self.devices is not None else (),
+        )
 
     def shown(self) -> dict[str, object]:
         """For the log: what a reader compares with another engine's. Variables are left out, they may hold secrets."""

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rollfleet_engine.launch.__main__ import tell_guard
 from rollfleet_engine.launch.facts import Platform
 from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_engine.launch.preflight import observe, own_paths
-from rollfleet_protocol.engine_config import DEVICES_VARIABLE, EngineConfig
+from rollfleet_protocol.engine_config import DEVICES_VARIABLE, HOST_ENV, EngineConfig
+from rollfleet_protocol.state import Host
 from tests.support.certificates import write_certificate
 from tests.support.ports import free_port
 from tests.unit.launch.conftest import build_config, write_safetensors
@@ -107,11 +109,15 @@ def test_where_all_is_right_the_engine_is_planned(container: Container):
     assert isinstance(found, Plan), found
     (warning,) = (each for each in found.warnings if "vllm-ascend" in each or "driver" in each)
     assert "a build between releases" in warning
-    seen = observe(container.config, container.environ, container.root).shown()
+    facts = observe(container.config, container.environ, container.root)
+    seen, host = facts.shown(), facts.host()
     assert seen["platform"] == "Ascend"
     assert seen["npus"] == [4, 5]
     assert seen["cann"] == "9.1.0"
     assert seen["versions"] == DISTRIBUTIONS
+    assert (host.platform, host.npus, host.software["CANN"]) == ("Ascend", (4, 5), "9.1.0")
+    assert DISTRIBUTIONS.items() <= host.software.items()
+    assert Host.model_validate_json(tell_guard(found, facts).env[HOST_ENV]) == host
 
 
 def _remove(name: str) -> Callable[[Container], None]:
