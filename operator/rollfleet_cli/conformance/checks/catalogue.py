@@ -1,0 +1,19 @@
+"""All checks in the order in which they run, and what none of them tries."""
+
+from rollfleet_cli.conformance.checks import answers, features, fleet, locked, states, update
+from rollfleet_cli.conformance.checks.check import Check, FleetCheck
+
+ENGINE_CHECKS: tuple[Check, ...] = (*states.CHECKS, *locked.CHECKS, *answers.CHECKS, *features.CHECKS)
+FLEET_CHECKS: tuple[FleetCheck, ...] = fleet.CHECKS
+UPDATE_CHECKS = update.CHECKS
+
+# What a report says nothing about, and why.
+NOT_TRIED = (
+    ("pushes of a trainer (gloo, shm, hccl, ipc)", "no object of this release asks for a push: it needs a trainer"),
+    ("sleeping and waking", "no object of this release puts an engine to sleep"),
+    (
+        "pause modes wait and keep",
+        "they are told apart by requests in flight: the update here uses the WeightVersion's own",
+    ),
+    ("rollback, retries, kills", "they need failures, which a fleet that serves is spared"),
+)

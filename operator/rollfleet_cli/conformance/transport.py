@@ -1,0 +1,90 @@
+"""Carries calls to an engine's two ports as they are: no redirect, no retry, no header of its own that matters."""
+
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port
+
+MOST_BYTES = 8 << 20  # of an answer; /metrics of a large engine is the longest
+CONNECT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an engine's ports are, as seen from here."""
+
+    host: str
+    serving_port: int
+    control_port: int
+    server_name: str  # in the fleet's certificate
+
+
+class Transport:
+    """Keeps running.Carrier, with a session of its own."""
+
+    def __init__(self, address: Address, authority_pem: str, bearers: Mapping[Identity, str]) -> None:
+        self._address = address
+        self._bearers = bearers
+        self._tls = ssl.create_default_context(cadata=authority_pem)
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=64, force_close=True),  # no answer depends on an earlier one
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("Accept-Encoding", "User-Agent"),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def carry(self, call: Call) -> Exchange:
+        """The exchange; an answer that does not come is told in it."""
+        began = time.monotonic()
+        try:
+            async with self._session.request(
+                call.method,
+                URL(self._origin(call.port) + call.path, encoded=True),
+                data=call.body,
+                headers=self._headers(call),
+                ssl=self._tls if call.port is Port.CONTROL else True,
+                server_hostname=self._address.server_name if call.port is Port.CONTROL else None,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=call.within_s, sock_connect=CONNECT_S),
+            ) as answer:
+                body = await _bounded(answer)
+                headers = tuple(answer.headers.items())
+                return Exchange(call, answer.status, headers, body, began=began, ended=time.monotonic())
+        except TimeoutError:
+            words = f"no answer within {call.within_s:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            words = f"{type(error).__name__}: {error}"
+        return Exchange(call, error=words, began=began, ended=time.monotonic())
+
+    def _origin(self, port: Port) -> str:
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        if port is Port.CONTROL:
+            return f"https://{host}:{self._address.control_port}"
+        return f"http://{host}:{self._address.serving_port}"
+
+    def _headers(self, call: Call) -> list[tuple[str, str]]:
+        headers = list(call.headers)
+        if call.port is Port.CONTROL:
+            headers.append(("Host", self._address.server_name))
+            if call.identity is not Identity.NOBODY:
+                headers.append(("Authorization", f"Bearer {self._bearers[call.identity]}"))
+        return headers
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    content = bytearray()
+    async for chunk in answer.content.iter_chunked(1 << 16):
+        content += chunk
+        if len(content) > MOST_BYTES:
+            raise ValueError(f"the answer is longer than {MOST_BYTES} bytes")
+    return bytes(content)

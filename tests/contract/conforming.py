@@ -1,0 +1,51 @@
+"""The checks of `rollfleet conformance`, carried to an engine of this suite the same way as to one in a cluster."""
+
+import asyncio
+import secrets
+from decimal import Decimal
+
+from rollfleet_cli.conformance.checks.check import Check, Subject
+from rollfleet_cli.conformance.checks.wire import Identity
+from rollfleet_cli.conformance.forging import forged
+from rollfleet_cli.conformance.running import Verdict, look, run_check
+from rollfleet_cli.conformance.transport import Address, Transport
+from tests.contract.client import PROBE_TOKENS, Operator
+from tests.contract.process import POD_UID, EngineProcess, Site
+
+ALLOWED = Decimal("0.0001")
+OTHER_SUBJECT = "system:serviceaccount:default:default"
+
+
+def run(engine: EngineProcess, site: Site, operator: Operator, check: Check) -> Verdict:
+    """The check, of this engine as it is."""
+    return asyncio.run(_run(engine, site, operator, check))
+
+
+async def _run(engine: EngineProcess, site: Site, operator: Operator, check: Check) -> Verdict:
+    config = engine.config
+    address = Address("127.0.0.1", config.serving_port, config.control_port, config.fleet.control_server_name)
+    transport = Transport(address, site.authority.pem.decode(), bearers(operator))
+    try:
+        subject = Subject(
+            pod="engine",
+            pod_uid=POD_UID,
+            config=config,
+            state=await look(transport),
+            probe_tokens=PROBE_TOKENS,
+            allowed=ALLOWED,
+            salt=secrets.token_hex(8),
+        )
+        return await run_check(check, transport, subject)
+    finally:
+        await transport.close()
+
+
+def bearers(operator: Operator) -> dict[Identity, str]:
+    """Of every kind."""
+    token = operator.make_token()
+    return {
+        Identity.OPERATOR: token,
+        Identity.WRONG_AUDIENCE: operator.make_token(audience="rollfleet.io/rl/qwen/other-uid"),
+        Identity.OTHER_ACCOUNT: operator.make_token(subject=OTHER_SUBJECT),
+        **forged(token),
+    }
