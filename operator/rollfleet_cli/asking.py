@@ -103,7 +103,7 @@ async def _ask(
     within_s: float,
     way: Way,
 ) -> list[Answer[Said]]:
-    configuration = await _configuration(access)
+    configuration = await configuration_of(access)
     async with AsyncExitStack() as stack:
         cluster = KubernetesCluster(configuration, NoMeter())
         stack.push_async_callback(cluster.close)
@@ -185,7 +185,8 @@ def by_tunnel(error: Unreachable, local_port: int, ip: str) -> Unreachable:
     return Unreachable(str(error).replace(f"127.0.0.1:{local_port}", f"{ip}:{CONTROL_PORT} by port-forward"))
 
 
-async def _configuration(access: Access) -> Configuration:
+async def configuration_of(access: Access) -> Configuration:
+    """As kubectl would find the cluster; UnreachableError where there is no way to one."""
     configuration = Configuration()
     file = str(access.kubeconfig) if access.kubeconfig else None
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rollfleet_cli.commands import inspect, move, show
+from rollfleet_cli.commands import conform, inspect, move, show
 from rollfleet_cli.errors import CommandError
 from rollfleet_protocol.words import visible
 
@@ -39,6 +39,7 @@ COMMANDS = (
     *(show.status, show.watch, show.history),
     *(move.bump, move.rollback, move.retry),
     *(inspect.plan, inspect.diagnose, inspect.verify),
+    conform.conformance,
 )
 for command in COMMANDS:
     app.command()(command)

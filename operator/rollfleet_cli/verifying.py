@@ -11,12 +11,13 @@ from decimal import Decimal
 from typing import Any
 
 from rollfleet_cli.asking import Answer
+from rollfleet_cli.conformance.checks.fleet import as_result
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.api.weightversion import Probe, WeightVersion
 from rollfleet_operator.core.conditions import find
 from rollfleet_operator.core.probes import Disagreement, agree, compare
 from rollfleet_operator.core.reasons import Reason
-from rollfleet_protocol.state import ProbeReport, ProbeResult, WeightsState
+from rollfleet_protocol.state import ProbeReport, WeightsState
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _is_behind(report: ProbeReport, committed: Committed | None) -> bool:
 
 def _compare(reports: list[tuple[str, ProbeReport]], limit: Decimal) -> tuple[frozenset[str], str, str]:
     """Engines that answer unlike a majority, the largest difference, and the words where no majority agrees."""
-    probed = [(name, _result(report)) for name, report in reports]
+    probed = [(name, as_result(report)) for name, report in reports]
     if not probed:
         return frozenset(), "", ""
     found = agree(list(probed), limit, len(probed) // 2)
@@ -123,18 +124,6 @@ def _compare(reports: list[tuple[str, ProbeReport]], limit: Decimal) -> tuple[fr
         return frozenset(), "", found.text
     whole = compare(list(probed), limit)
     return found, "" if isinstance(whole, Disagreement) else whole, ""
-
-
-def _result(report: ProbeReport) -> ProbeResult:
-    first = report.by_rank[0] if report.by_rank else ()
-    return ProbeResult(
-        epoch=report.epoch,
-        version=report.weights.version or 0,
-        tokens=report.tokens,
-        logprobs=first,
-        other_ranks=report.by_rank[1:],
-        seconds=report.seconds,
-    )
 
 
 def _usual_digest(reports: Iterator[ProbeReport]) -> str:

@@ -77,16 +77,16 @@ async def look_until_open(carrier: Carrier) -> EngineState:
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def run_check(check: Check, carrier: Carrier, subject: Subject) -> Verdict:
+async def run_check(check: Check, carrier: Carrier, subject: Subject, within_s: float = CHECK_S) -> Verdict:
     """The check at this engine; done anew where an update of the fleet came between."""
     began = time.monotonic()
     verdict = Verdict(check.id, subject.pod, Result.SKIPPED, skipped=check.unless(subject))
     if not verdict.skipped:
         try:
-            async with asyncio.timeout(CHECK_S):
+            async with asyncio.timeout(within_s):
                 verdict = await _judged(check, carrier, subject)
         except TimeoutError:
-            faults = (Fault(f"it did not come to its end within {CHECK_S:g} s"),)
+            faults = (Fault(f"it did not come to its end within {within_s:.0f} s"),)
             verdict = replace(verdict, result=Result.FAILED, faults=faults)
         except NoStateError as error:
             verdict = replace(verdict, result=Result.FAILED, faults=(Fault("it tells no state", str(error)),))

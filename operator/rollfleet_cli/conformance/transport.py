@@ -2,7 +2,7 @@
 
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -27,9 +27,16 @@ class Address:
 class Transport:
     """Keeps running.Carrier, with a session of its own."""
 
-    def __init__(self, address: Address, authority_pem: str, bearers: Mapping[Identity, str]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        authority_pem: str,
+        bearers: Mapping[Identity, str],
+        explain: Callable[[], str] = lambda: "",
+    ) -> None:
         self._address = address
-        self._bearers = bearers
+        self.bearers = bearers  # tokens by whose they are; renewed by who made them
+        self._explain = explain  # what the way there says of a connection that came to nothing
         self._tls = ssl.create_default_context(cadata=authority_pem)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self._session = aiohttp.ClientSession(
@@ -63,7 +70,7 @@ class Transport:
         except TimeoutError:
             words = f"no answer within {call.within_s:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            words = f"{type(error).__name__}: {error}"
+            words = self._explain() or f"{type(error).__name__}: {error}"
         return Exchange(call, error=words, began=began, ended=time.monotonic())
 
     def _origin(self, port: Port) -> str:
@@ -77,7 +84,7 @@ class Transport:
         if call.port is Port.CONTROL:
             headers.append(("Host", self._address.server_name))
             if call.identity is not Identity.NOBODY:
-                headers.append(("Authorization", f"Bearer {self._bearers[call.identity]}"))
+                headers.append(("Authorization", f"Bearer {self.bearers[call.identity]}"))
         return headers
 
 

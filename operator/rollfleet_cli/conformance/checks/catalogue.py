@@ -1,11 +1,12 @@
 """All checks in the order in which they run, and what none of them tries."""
 
 from rollfleet_cli.conformance.checks import answers, features, fleet, locked, states, update
-from rollfleet_cli.conformance.checks.check import Check, FleetCheck
+from rollfleet_cli.conformance.checks.check import Check, Entry, FleetCheck
 
 ENGINE_CHECKS: tuple[Check, ...] = (*states.CHECKS, *locked.CHECKS, *answers.CHECKS, *features.CHECKS)
 FLEET_CHECKS: tuple[FleetCheck, ...] = fleet.CHECKS
-UPDATE_CHECKS = update.CHECKS
+UPDATE_CHECKS: tuple[update.UpdateCheck, ...] = update.CHECKS
+CHECKS: dict[str, Entry] = {check.id: check for check in (*ENGINE_CHECKS, *FLEET_CHECKS, *UPDATE_CHECKS)}
 
 # What a report says nothing about, and why.
 NOT_TRIED = (

@@ -72,13 +72,19 @@ def always(_: Subject) -> str:
 
 
 @dataclass(frozen=True)
-class Check:
-    """Asked of each engine by itself."""
+class Entry:
+    """What is told of a check of whatever kind."""
 
     id: str
     title: str
     closes: Promise
     remedy: str  # where to look when it fails
+
+
+@dataclass(frozen=True)
+class Check(Entry):
+    """Asked of each engine by itself."""
+
     run: Callable[[Subject], Steps]
     unless: Unless = always  # why it is skipped; empty: it is not
 
@@ -102,11 +108,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class FleetCheck:
+class FleetCheck(Entry):
     """Judged of all engines that were asked, together."""
 
-    id: str
-    title: str
-    closes: Promise
-    remedy: str
     judge: Callable[[tuple[Member, ...], Held | None, Decimal], tuple[Fault, ...]]

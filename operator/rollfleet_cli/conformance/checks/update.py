@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 
-from rollfleet_cli.conformance.checks.check import Fault, Held, Member, Promise
+from rollfleet_cli.conformance.checks.check import Entry, Fault, Held, Member, Promise
 from rollfleet_cli.conformance.checks.fleet import same_answers, same_weights
 from rollfleet_cli.conformance.checks.judging import closed_by, completed
 from rollfleet_cli.conformance.checks.wire import Exchange
@@ -42,13 +42,9 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class UpdateCheck:
+class UpdateCheck(Entry):
     """Judged of one update."""
 
-    id: str
-    title: str
-    closes: Promise
-    remedy: str
     judge: Callable[[Moved], tuple[Fault, ...]]
     unless: Callable[[Moved], str] = lambda _: ""
 
