@@ -48,15 +48,17 @@ types: setup ## mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: generate
-generate: setup ## write all generated files (CRDs, chart CRDs, API docs, the tables of preflight and launch)
+generate: setup ## write all generated files (CRDs, chart CRDs, API docs, the tables of preflight, launch and conformance)
 	@$(BIN)/python -m rollfleet_operator.api.generate
 	@$(BIN)/python -m devtools.preflight_page
+	@$(BIN)/python -m devtools.conformance_page
 	@$(BIN)/python -m devtools.launch_table
 
 .PHONY: verify
 verify: lint types ## lint, types, generated files equal to what would be generated, CRDs as an API server judges them
 	@$(BIN)/python -m rollfleet_operator.api.generate --check
 	@$(BIN)/python -m devtools.preflight_page --check
+	@$(BIN)/python -m devtools.conformance_page --check
 	@$(BIN)/python -m devtools.launch_table --check
 	@$(BIN)/python -m devtools.check_crds crds/*.yaml
 

@@ -80,11 +80,11 @@ def _run(
     scene = look_at(cluster, where, name)
     names, everything = wanted
     chosen = choose(engine_pods(cluster, scene.fleet), names, everything=everything)
-    _tell(f"{scene.place}: asking {len(chosen.pods)} of {chosen.present} engines ({chosen.how}); nothing is changed")
+    _tell(f"{scene.place}: asking {len(chosen.pods)} of {chosen.present} engines ({chosen.how})")
     if disruptive and not why_not(scene) and scene.committed is not None:
         _tell(
-            f"last, --disruptive: version {scene.committed.version + 1} of the same checkpoint "
-            f"({scene.committed.checkpoint}); the fleet answers 503 for that moment and stays at that version"
+            f"last, as --disruptive says, version {scene.committed.version + 1} of the same checkpoint "
+            f"({scene.committed.checkpoint}) is asked for: the fleet answers 503 meanwhile, and stays at that version"
         )
     order = Order(access, where, name, chosen, via, within_s, disruptive)
     return asyncio.run(conduct(order, cluster, scene, _tell))

@@ -1,15 +1,15 @@
-"""One run to its report: check by check over all engines that are asked, then what they have in common."""
+"""One run to its report: check by check over the engines that are asked, then what they have in common."""
 
 import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.metadata import version
 
-from rollfleet_cli.asking import Way
+from rollfleet_cli.asking import AT_ONCE, Way
 from rollfleet_cli.bumping import Scene, look_at
 from rollfleet_cli.cluster import Access, Cluster
 from rollfleet_cli.conformance.checks.catalogue import ENGINE_CHECKS, FLEET_CHECKS, UPDATE_CHECKS
@@ -21,13 +21,12 @@ from rollfleet_cli.conformance.running import CHECK_S, Result, Verdict, run_chec
 from rollfleet_cli.conformance.updating import Tell, longest_s, move, told_by, why_not
 from rollfleet_cli.errors import CommandError, NotPossibleError
 from rollfleet_cli.verifying import probe_of
-from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.clients.errors import RollfleetError
 from rollfleet_operator.ports import NODES, Manifest
 
-LOOKS = 3  # at what all have in common, where updates are committed meanwhile
 NOT_ASKED = "it closes the fleet for a moment and raises its version: --disruptive"
 OUT_OF_TIME = "the time was over before it"
+MOVED_ON = "an update was committed while engines were asked"
 NODE_INFO = ("architecture", "kernelVersion", "osImage", "kubeletVersion", "containerRuntimeVersion")
 
 
@@ -52,7 +51,8 @@ class Run:
     cluster: Cluster
     scene: Scene
     tell: Tell
-    engines: list[Reached] = field(default_factory=list)
+    records: dict[str, tuple[EngineRecord, Reached]] = field(default_factory=dict)  # by pod
+    members: list[Member] = field(default_factory=list)
     unreached: dict[str, str] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -66,6 +66,11 @@ class Run:
         """Until the whole is given up."""
         return self._ends - time.monotonic()
 
+    @property
+    def allowed(self) -> Decimal:
+        """Largest difference of two probes that counts as agreement."""
+        return Decimal(probe_of(self.scene.charge).max_abs_logprob_diff)
+
     def found(self, title: str, *verdicts: Verdict) -> None:
         """Note it, and say so."""
         self.verdicts += verdicts
@@ -75,39 +80,61 @@ class Run:
         seconds = max(verdict.seconds for verdict in verdicts)
         self.tell(f"{worst.value:8}{verdicts[0].check}: {why or title} ({seconds:.1f} s)")
 
+    async def look(self) -> None:
+        """The objects as they are now."""
+        self.scene = await asyncio.to_thread(look_at, self.cluster, self.order.namespace, self.order.name)
+
 
 async def conduct(order: Order, cluster: Cluster, scene: Scene, tell: Tell) -> Report:
     """The whole; NotPossibleError where no engine can be asked."""
-    run = Run(order, cluster, scene, tell)
-    async with AsyncExitStack() as stack:
-        way = await stack.enter_async_context(reacher(order.access, scene.fleet, probe_of(scene.charge), order.way))
-        await _reach(run, way, stack)
-        for check in ENGINE_CHECKS:
-            run.found(check.title, *await _on_all(run, check))
-        await _in_common(run)
-        await _update(run)
-        return await _report(run)
+    run, pods = Run(order, cluster, scene, tell), order.chosen.pods
+    async with reacher(order.access, scene.fleet, probe_of(scene.charge), order.way) as way:
+        committed = None
+        for first in range(0, len(pods), AT_ONCE):  # of a large fleet so many tunnels at once, and no more
+            if len(pods) > AT_ONCE:
+                tell(f"engines {first + 1} to {min(first + AT_ONCE, len(pods))} of {len(pods)}")
+            async with AsyncExitStack() as stack:
+                engines = await _reach(run, way, stack, pods[first : first + AT_ONCE])
+                for check in ENGINE_CHECKS if engines else ():
+                    run.found(check.title, *await _on_all(run, check, engines))
+                if first == 0:
+                    await run.look()
+                    committed = run.scene.committed
+                run.members += await asyncio.gather(*(told_by(each) for each in engines))
+        if not run.records:
+            told = "; ".join(f"{name}: {why}" for name, why in run.unreached.items())
+            raise NotPossibleError(f"no engine can be asked: {told}")
+        await run.look()
+        _in_common(run, "" if run.scene.committed == committed else MOVED_ON)
+        await _update(run, way)
+    return await _report(run)
 
 
-async def _reach(run: Run, way: Reacher, stack: AsyncExitStack) -> None:
-    for pod in run.order.chosen.pods:  # one by one: a stack takes what is opened in order, and they are few
+async def _reach(run: Run, way: Reacher, stack: AsyncExitStack, pods: Sequence[Manifest]) -> list[Reached]:
+    """Those of them that can be asked; the others are told."""
+
+    async def one(pod: Manifest) -> Reached | None:
+        own = AsyncExitStack()
+        stack.push_async_callback(own.aclose)
         try:
-            run.engines.append(await way.reach(stack, pod))
+            return await way.reach(own, pod)
         except UnfitError as error:
             run.unreached[pod["metadata"]["name"]] = str(error)
-    if not run.engines:
-        told = "; ".join(f"{name}: {why}" for name, why in run.unreached.items())
-        raise NotPossibleError(f"no engine can be asked: {told}")
-    for name, why in run.unreached.items():
-        run.tell(f"{name} could not be asked: {why}")
+            run.tell(f"{pod['metadata']['name']} could not be asked: {error}")
+            return None
+
+    reached = [each for each in await asyncio.gather(*(one(pod) for pod in pods)) if each is not None]
+    for each in reached:
+        if each.subject.pod not in run.records:
+            run.records[each.subject.pod] = await asyncio.to_thread(_record, run.cluster, each), each
+    return reached
 
 
-async def _on_all(run: Run, check: Check) -> Sequence[Verdict]:
+async def _on_all(run: Run, check: Check, engines: Sequence[Reached]) -> Sequence[Verdict]:
     if run.left_s <= 0:
-        return [
-            Verdict(check.id, each.subject.pod, Result.SKIPPED, skipped=OUT_OF_TIME, late=True) for each in run.engines
-        ]
-    return await asyncio.gather(*(_on_one(run, check, each) for each in run.engines))
+        late = Verdict(check.id, "", Result.SKIPPED, skipped=OUT_OF_TIME, late=True)
+        return [replace(late, engine=each.subject.pod) for each in engines]
+    return await asyncio.gather(*(_on_one(run, check, each) for each in engines))
 
 
 async def _on_one(run: Run, check: Check, engine: Reached) -> Verdict:
@@ -119,49 +146,42 @@ async def _on_one(run: Run, check: Check, engine: Reached) -> Verdict:
     return await run_check(check, engine.transport, engine.subject, min(CHECK_S, max(1.0, run.left_s)))
 
 
-async def _in_common(run: Run) -> None:
-    """Of all engines at once, under one commit."""
-    if run.left_s <= 0:
-        for check in FLEET_CHECKS:
-            run.found(check.title, Verdict(check.id, "", Result.SKIPPED, skipped=OUT_OF_TIME, late=True))
-        return
-    began = time.monotonic()
-    members: tuple[Member, ...] = ()
-    for _ in range(LOOKS):
-        before = run.scene.committed
-        members = tuple(await asyncio.gather(*(told_by(each) for each in run.engines)))
-        run.scene = await asyncio.to_thread(look_at, run.cluster, run.order.namespace, run.order.name)
-        if run.scene.committed == before:
-            break
-    held, allowed = _held(run.scene.committed), _allowed(run)
+def _in_common(run: Run, why_not_compared: str) -> None:
+    """Of all engines together, under one commit."""
+    committed = run.scene.committed
+    held = None if committed is None else Held(committed.version, committed.digest)
     for check in FLEET_CHECKS:
-        faults = check.judge(members, held, allowed)
-        result = Result.FAILED if faults else Result.PASSED
-        run.found(check.title, Verdict(check.id, "", result, faults, seconds=time.monotonic() - began))
+        verdict = Verdict(check.id, "", Result.SKIPPED, skipped=why_not_compared, late=True)
+        if not why_not_compared:
+            faults = check.judge(tuple(run.members), held, run.allowed)
+            result = Result.FAILED if faults else Result.PASSED
+            verdict = Verdict(check.id, "", result, faults, of=len(run.members))
+        run.found(check.title, verdict)
 
 
-async def _update(run: Run) -> None:
+async def _update(run: Run, way: Reacher) -> None:
     why = why_not(run.scene) if run.order.disruptive else NOT_ASKED
-    late = not why and run.left_s <= 0
-    if why or late or run.scene.charge is None:
+    charge, late = run.scene.charge, not why and run.left_s <= 0
+    if why or late or charge is None:
         _skip_update(run, why or OUT_OF_TIME, late=late)
         return
-    began = time.monotonic()
-    within_s = min(longest_s(run.scene.charge), max(1.0, run.left_s))
-    try:
-        moved = await move(run.cluster, run.scene, run.engines, within_s, _allowed(run), run.tell)
-    except CommandError as error:  # nothing was asked for, or nobody knows: the next look tells
-        _skip_update(run, f"it could not be asked for: {error}", late=True)
-        return
-    run.scene = await asyncio.to_thread(look_at, run.cluster, run.order.namespace, run.order.name)
+    began, within_s = time.monotonic(), min(longest_s(charge), max(1.0, run.left_s))
+    async with AsyncExitStack() as stack:
+        engines = await _reach(run, way, stack, run.order.chosen.pods[:AT_ONCE])
+        try:
+            moved = await move(run.cluster, run.scene, engines, within_s, run.allowed, run.tell)
+        except CommandError as error:  # nothing was asked for, or nobody knows: the fleet's status tells
+            _skip_update(run, f"it could not be asked for: {error}", late=True)
+            return
+    await run.look()
     run.notes.append(f"the fleet was moved from version {moved.before} to {moved.wanted}, of the same checkpoint")
-    run.notes.append(f"{len(moved.load)} requests were sent meanwhile")
+    run.notes.append(f"{len(moved.load)} requests were sent meanwhile, to {len(engines)} engines")
     for check in UPDATE_CHECKS:
         skipped = check.unless(moved)
         faults = () if skipped else check.judge(moved)
         result = Result.SKIPPED if skipped else Result.FAILED if faults else Result.PASSED
         seconds = time.monotonic() - began
-        run.found(check.title, Verdict(check.id, "", result, faults, skipped, seconds=seconds))
+        run.found(check.title, Verdict(check.id, "", result, faults, skipped, seconds=seconds, of=len(engines)))
 
 
 def _skip_update(run: Run, why: str, *, late: bool) -> None:
@@ -169,17 +189,9 @@ def _skip_update(run: Run, why: str, *, late: bool) -> None:
         run.found(check.title, Verdict(check.id, "", Result.SKIPPED, skipped=why, late=late))
 
 
-def _held(committed: Committed | None) -> Held | None:
-    return None if committed is None else Held(committed.version, committed.digest)
-
-
-def _allowed(run: Run) -> Decimal:
-    return run.engines[0].subject.allowed
-
-
 async def _report(run: Run) -> Report:
     fleet, committed = run.scene.fleet, run.scene.committed
-    records = [await asyncio.to_thread(_record, run.cluster, each) for each in run.engines]
+    any_engine = next(iter(run.records.values()))[1]
     return Report(
         rollfleet=version("rollfleet"),
         started=run.started,
@@ -191,10 +203,10 @@ async def _report(run: Run) -> Report:
         generation=fleet.metadata.generation,
         spec_sha256=spec_digest(fleet),
         committed=None if committed is None else committed.dump(),
-        asked_for=asked_for(run.engines[0].subject.config),
+        asked_for=asked_for(any_engine.subject.config),
         engines_present=run.order.chosen.present,
         engines_chosen=run.order.chosen.how,
-        engines=tuple(records),
+        engines=tuple(record for record, _ in run.records.values()),
         checks=rows_of(run.verdicts),
         unreached=run.unreached,
         notes=tuple(run.notes),

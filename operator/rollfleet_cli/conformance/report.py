@@ -131,7 +131,7 @@ def _row(name: str, verdicts: list[Verdict]) -> Row:
         closes=check.closes.value,
         result=worst.value,
         seconds=round(max(verdict.seconds for verdict in verdicts), 3),
-        engines=sum(verdict.result is not Result.SKIPPED for verdict in verdicts),
+        engines=sum(verdict.of for verdict in verdicts if verdict.result is not Result.SKIPPED),
         skipped="; ".join(reasons),
         faults=faults,
         remedy=check.remedy if worst is Result.FAILED else "",
@@ -171,7 +171,7 @@ def fault_words(row: Row, most: int | None = None) -> list[str]:
 def _heading(report: Report) -> list[str]:
     held = report.committed or {}
     lines = [
-        f"- {report.words}{'' if report.complete else '; **incomplete**: the time was over'}",
+        f"- {report.words}{'' if report.complete else '; **incomplete**: not all was tried'}",
         f"- {report.started.isoformat()} to {report.ended.isoformat()}, rollfleet {report.rollfleet}",
         f"- fleet {report.fleet_uid}, generation {report.generation}, spec {report.spec_sha256}",
         f"- committed version {held.get('version', 'none')}, {held.get('digest') or 'no digest'}",
@@ -187,9 +187,8 @@ def _engine_lines(report: Report) -> list[str]:
     for each in report.engines:
         facts, host = each.facts, each.facts.get("host", {})
         node = ", ".join((each.node, *(f"{name} {value}" for name, value in each.node_info.items())))
-        platform = " ".join(
-            str(part) for part in (host.get("platform"), host.get("chip"), host.get("npus") or "") if part
-        )
+        chips = f"NPUs {', '.join(map(str, host['npus']))}" if host.get("npus") else ""
+        platform = " ".join(filter(None, (host.get("platform"), host.get("chip"), chips)))
         software = ", ".join(f"{name} {version}" for name, version in host.get("software", {}).items())
         image = f"{each.image} ({each.image_id})"
         engine = f"{facts['engine']} {facts['engineVersion']}"

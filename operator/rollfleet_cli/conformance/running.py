@@ -39,7 +39,8 @@ class Verdict:
     faults: tuple[Fault, ...] = ()
     skipped: str = ""  # why
     seconds: float = 0.0
-    late: bool = False  # skipped because the time was over
+    late: bool = False  # skipped for a reason that is not the spec's: the run is not complete
+    of: int = 1  # engines that it speaks of
 
 
 class Carrier(Protocol):
@@ -103,7 +104,7 @@ async def _judged(check: Check, carrier: Carrier, subject: Subject) -> Verdict:
         if faults and _moved(seen.state, await look(carrier)):
             continue
         return Verdict(check.id, subject.pod, Result.FAILED if faults else Result.PASSED, faults)
-    return Verdict(check.id, subject.pod, Result.SKIPPED, skipped=f"updates interrupted it {TRIES} times")
+    return Verdict(check.id, subject.pod, Result.SKIPPED, skipped=f"updates interrupted it {TRIES} times", late=True)
 
 
 def _moved(before: EngineState, after: EngineState) -> bool:
