@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.ports import EngineError
-from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession
+from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession, SupersededError
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_engine.guard.states import Rejection
 from rollfleet_protocol.pushes import MOST_TENSORS, AbortCall, FinishCall, InitCall, StartCall, UpdateCall
@@ -119,6 +119,8 @@ class NativeRoutes:
                 body = await read(phase.largest)
             self._require_same(session, caller, path)
             await phase.act(session, body)
+        except SupersededError as error:
+            raise _refused(str(error), RefusalReason.STALE_EPOCH) from error
         except OutOfOrderError as error:
             raise _refused(str(error)) from error
         except EngineError as error:

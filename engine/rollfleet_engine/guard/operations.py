@@ -9,6 +9,7 @@ from rollfleet_engine.guard.checkpoints import Stager
 from rollfleet_engine.guard.deadline import Deadline
 from rollfleet_engine.guard.log import GuardLog
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError
+from rollfleet_engine.guard.progress import Teller
 from rollfleet_engine.guard.pushing import PushSession
 from rollfleet_engine.guard.states import (
     Ended,
@@ -17,7 +18,6 @@ from rollfleet_engine.guard.states import (
     GuardState,
     OperationRecord,
     Paused,
-    Progressed,
     Resumed,
     Slept,
     Touching,
@@ -45,8 +45,6 @@ ADAPTER_GRACE_S = 2.0
 PATIENCE_S = 5.0
 FIRST_LOOK_S = 0.01
 LONGEST_LOOK_S = 0.25
-PROGRESS_EVERY_S = 1.0
-_GIB = float(1 << 30)
 
 # What an error that no adapter foresaw counts as.
 _UNFORESEEN = {
@@ -87,6 +85,7 @@ class Operations:
         self._task_of = 0  # operation id
         self._unfinished: set[asyncio.Task[None]] = set()  # that task, and those given up that have not ended yet
         self._expiry: asyncio.TimerHandle | None = None  # of requests that are kept
+        self._pushes: dict[int, PushSession] = {}  # by operation; told how it ended
         self.push: PushSession | None = None  # while a trainer's push is waited for or received
 
     def start(self, operation: OperationRecord, probe: asyncio.Task[Any] | None = None) -> None:
@@ -143,20 +142,37 @@ class Operations:
         self.release()
 
     async def _run(self, operation: OperationRecord, before: tuple[asyncio.Task[Any], ...]) -> None:
-        if before:
-            await asyncio.wait(before)
+        taken = False
         try:
-            event: Event = Ended(operation.id, await self._perform(operation))
+            if before:
+                await asyncio.wait(before)
+            event = await self._event_of(operation)
+            taken = isinstance(event, Ended) and self._counts(operation)
+            self._report(event)
+        finally:
+            session = self._pushes.pop(operation.id, None)
+            if session is not None:
+                session.conclude(taken=taken)
+
+    def _counts(self, operation: OperationRecord) -> bool:
+        """Whether its end is waited for: not of one that was given up, nor of an older epoch's that runs out."""
+        state = self._state()
+        running = state.running is not None and state.running.id == operation.id
+        return running and getattr(operation.command, "epoch", state.epoch) == state.epoch
+
+    async def _event_of(self, operation: OperationRecord) -> Event:
+        """Its end, whatever it is."""
+        try:
+            return Ended(operation.id, await self._perform(operation))
         except EngineError as error:
-            event = _failed(operation, error.reason, error.message, touched=error.touched)
+            return _failed(operation, error.reason, error.message, touched=error.touched)
         except TimeoutError:
             message = f"the engine did not come back within {_deadline_s(operation):g} s"
-            event = _failed(operation, FailureReason.DEADLINE_EXCEEDED, message, touched=True)
+            return _failed(operation, FailureReason.DEADLINE_EXCEEDED, message, touched=True)
         except Exception as error:  # noqa: BLE001 - the one place: whatever an engine raises becomes the operation's end
             self._log.write("operation.crashed", operation=operation.name, trace=traceback.format_exc())
             reason = _UNFORESEEN[operation.name]
-            event = _failed(operation, reason, f"{type(error).__name__}: {error}", touched=True)
-        self._report(event)
+            return _failed(operation, reason, f"{type(error).__name__}: {error}", touched=True)
 
     async def _perform(self, operation: OperationRecord) -> Result:
         deadline = Deadline(_deadline_s(operation))
@@ -180,7 +196,7 @@ class Operations:
 
     async def _prepare(self, operation: OperationRecord, command: Prepare, deadline: Deadline) -> Staged:
         began = asyncio.get_running_loop().time()
-        tell = _Teller(operation.id, self._report)
+        tell = Teller(operation.id, self._report)
         try:
             async with asyncio.timeout(deadline.left()):
                 staged = await self._stager.stage(command.source, tell)
@@ -278,7 +294,7 @@ class Operations:
             message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
         session = PushSession(self._adapter, command, push, deadline, lambda: self._touch(operation))
-        self.push = session
+        self.push = self._pushes[operation.id] = session
         try:
             return await session.run(recover=self._state().needs_recovery)
         finally:
@@ -369,22 +385,3 @@ async def _to_its_end(work: Coroutine[Any, Any, None], deadline: Deadline) -> No
         elif not task.cancelled():
             task.exception()  # seen: nobody waits for it any more
         raise
-
-
-class _Teller:
-    """Progress of staging, once a second at most: each one wakes every follower."""
-
-    def __init__(self, operation_id: int, report: Callable[[Event], None]) -> None:
-        self._operation_id = operation_id
-        self._report = report
-        self._next = 0.0
-        self.last = ""
-
-    def __call__(self, done: int, total: int) -> None:
-        now = asyncio.get_running_loop().time()
-        if now < self._next:
-            return
-        self._next = now + PROGRESS_EVERY_S
-        text = f"{100 * done // max(total, 1)} % of {total / _GIB:.2f} GiB"
-        self.last = f", {text} done"
-        self._report(Progressed(self._operation_id, text))

@@ -25,6 +25,10 @@ class OutOfOrderError(Exception):
     """A call of the trainer's that does not belong here now; the message names the right order. Nothing was done."""
 
 
+class SupersededError(OutOfOrderError):
+    """A newer epoch has begun, and nothing of this transfer counts any more."""
+
+
 _ENDED = "this transfer has ended"
 
 
@@ -54,6 +58,9 @@ class PushSession:
         self._started = False
         self._updates = 0
         self._over = False
+        self._superseded = ""  # by what
+        self._concluded = asyncio.Event()
+        self._taken = False
         self._reading = ""  # the phase whose call's body is on its way
         self._ready = asyncio.Event()  # the workers are where an update can start
         self._seconds: dict[str, float] = {}
@@ -112,8 +119,14 @@ class PushSession:
         self._over = True
 
     def abandon(self, why: str) -> None:
-        """Wait for the trainer no longer."""
+        """Wait for the trainer no longer: something newer has begun."""
+        self._superseded = why
         self._settle(EngineError(FailureReason.CANCELLED, why))
+
+    def conclude(self, *, taken: bool) -> None:
+        """The operation has ended; whether the guard's state has taken the weights as this transfer's."""
+        self._taken = taken
+        self._concluded.set()
 
     def _settle(self, outcome: Transferred | EngineError) -> None:
         if self._outcome.done():
@@ -192,6 +205,9 @@ class PushSession:
             received.append(await self._adapter.push_finish(expected, version, left_s))
 
         await self._perform("finish", finish, lambda: self._settle(self._transferred(received[0], expected)))
+        await self._concluded.wait()  # in the next turns of the loop, and a command may come before
+        if not self._taken:
+            raise self._ended()
 
     def abort(self, why: str) -> None:
         """The trainer breaks off. At any time: a call of its that runs comes to its end, and is no success any more."""
@@ -209,7 +225,10 @@ class PushSession:
 
     def _require_goes_on(self) -> None:
         if self._over or self._outcome.done():
-            raise OutOfOrderError(_ENDED)
+            raise self._ended()
+
+    def _ended(self) -> OutOfOrderError:
+        return SupersededError(f"{_ENDED}: {self._superseded}") if self._superseded else OutOfOrderError(_ENDED)
 
     async def _perform(
         self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None] = _nothing
@@ -234,6 +253,7 @@ class PushSession:
             raise
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        self._require_goes_on()  # what came to its end for nobody is no success
         then()
 
     def _transferred(self, received: Received, expected: str | None) -> Transferred:

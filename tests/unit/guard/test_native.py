@@ -130,7 +130,7 @@ async def test_also_while_a_call_of_its_runs_which_comes_to_its_end_first(guarde
     assert state.operation.failure is not None
     assert state.operation.failure.message == 'the trainer broke off: "rank 3 died"'
     assert state.weights.state is WeightsState.UNCERTAIN
-    assert (await running.answer())[0] == 200
+    assert await running.answer() == (409, "this transfer has ended"), "it is no success any more"
 
 
 async def test_before_the_first_tensor_nothing_is_lost(guarded: Guarded) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession
+from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession, SupersededError
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.commands import Cancel, Command, Probe
 from rollfleet_protocol.state import Gate, OperationName, WeightsState
@@ -98,6 +98,35 @@ async def test_no_phase_begins_in_the_engine_once_the_transfer_is_given_up(guard
         await calling
     assert guarded.engine.calls[f"push_{phase}"] == 0
     assert guarded.state.weights.state is (WeightsState.VERIFIED if phase == "init" else WeightsState.UNCERTAIN)
+
+
+@pytest.mark.parametrize("command", [cancel, newer_close])
+@pytest.mark.parametrize("turns", range(12))
+@pytest.mark.parametrize("slow_s", [0, 1])
+async def test_a_finish_is_a_success_only_where_the_state_has_taken_the_weights(
+    guarded: Guarded, command: Callable[[Guarded], Command], turns: int, slow_s: float
+) -> None:
+    """From any turn of the finish on: a trainer that hears a success may throw its copy away."""
+    session = await order(guarded)
+    await session.start()
+    await session.update(UPDATE)
+    guarded.engine.slow_s = slow_s
+    finishing = asyncio.create_task(session.finish("2", None))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    taken = guarded.state.weights.state is WeightsState.LOADED
+    refused: BaseException | None = None
+    try:
+        await guarded.service.command(command(guarded))
+    except RejectedError as error:
+        refused = error
+    await asyncio.wait({finishing}, timeout=10)
+    await guarded.ended()
+    loaded = guarded.state.weights.state is WeightsState.LOADED and guarded.state.weights.version == 2
+    assert loaded is (finishing.exception() is None), (taken, refused)
+    if command is newer_close and not taken:
+        assert isinstance(finishing.exception(), SupersededError)
+        assert "has ended: a newer epoch began" in str(finishing.exception())
 
 
 async def test_who_waits_for_the_recovery_of_an_update_before_is_told_that_it_ended(guarded: Guarded) -> None:
