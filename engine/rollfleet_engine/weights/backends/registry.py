@@ -1,13 +1,14 @@
 """Which backends there are: entry points of the group `rollfleet.weight_backends`, name -> a class that keeps Backend.
 
-Ours are found without metadata too: a source tree on PYTHONPATH has none. A name that two lead to different places is
-nobody's: it is never guessed which one was meant, so a name of ours cannot be taken over. What is installed beside us
-is code and metadata of others: whatever it raises is told under its name, and stops nothing else.
+Ours are found without metadata too: a source tree on PYTHONPATH has none. A name of ours leads to ours, whoever else
+claims it; one that two others lead to different places is nobody's. What is installed beside us is code and metadata of
+others: it is told what is wrong with it, and it stops nothing else. A RolloutEngine can name ours only, so an engine's
+start imports no other: code that hangs while it is imported would hang the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -26,39 +27,41 @@ OURS: Mapping[str, str] = {
 class Survey:
     """What is installed."""
 
-    usable: tuple[str, ...]  # can be imported here, in order
-    left_out: Mapping[str, str]  # name -> why not, in the words of whatever failed
+    usable: tuple[str, ...]  # ours that can be imported here, in order
+    others: tuple[str, ...]  # of others, not imported
+    left_out: Mapping[str, str]  # what -> why not, in the words of whatever failed
 
 
 def survey() -> Survey:
-    """Every backend that is installed, imported to see whether it can be. Never raises."""
+    """Every backend that is installed; ours are imported to see whether they can be. Never raises."""
     found, left_out = _installed()
     usable = []
-    for name, value in sorted(found.items()):
+    for name in sorted(OURS):
         try:
-            _load(value)
+            _load(found[name])
         except _UnusableError as error:
             left_out[name] = str(error)
         else:
             usable.append(name)
-    return Survey(tuple(usable), left_out)
+    return Survey(tuple(usable), tuple(sorted(found.keys() - OURS.keys())), left_out)
 
 
 def make(name: str) -> Backend:
     """A backend of this name. Raises PushError with the names that there are, or with why this one cannot run here."""
     found, left_out = _installed()
     if name in left_out:
-        raise PushError(f"backend {name} is left out: {left_out[name]}; there are {_names(survey().usable)}")
+        raise PushError(f"backend {name} is left out: {left_out[name]}; there are {_names(found)}")
     if name not in found:
         raise PushError(f"no backend {name!r}: there are {_names(found)}")
     try:
         return _made(_load(found[name]))
     except _UnusableError as error:
-        raise PushError(f"backend {name} cannot run here: {error}; there are {_names(survey().usable)}") from error
+        rest = [each for each in found if each != name]
+        raise PushError(f"backend {name} cannot run here: {error}; there are {_names(rest)}") from error
 
 
 def usable_names() -> tuple[str, ...]:
-    """Those that can be imported here, in order."""
+    """Ours that can be imported here, in order."""
     return survey().usable
 
 
@@ -67,20 +70,23 @@ class _UnusableError(Exception):
 
 
 def _installed() -> tuple[dict[str, str], dict[str, str]]:
-    """Name -> where it leads, and name -> why it is left out. A broken distribution stands there under its own name."""
-    found, left_out = dict(OURS), dict[str, str]()
+    """Name -> where it leads, and what is left out -> why: a name that is nobody's, a claim to ours, a distribution."""
+    found, left_out, nobodys = dict(OURS), dict[str, str](), set[str]()
     for who, each in _distributions():
         try:
             points = [(point.name, point.value) for point in _points(each)]
         except Exception as error:  # noqa: BLE001 - metadata of others: each way of being broken raises another type
-            left_out[who] = f"metadata of the distribution {who}: {_told(error)}"
+            left_out[f"distribution {who}"] = f"its metadata: {_told(error)}"
             continue
         for name, value in points:
-            if found.setdefault(name, value) != value:
+            if found.setdefault(name, value) == value:
+                continue
+            if name in OURS:
+                left_out[f"{name} of {who}"] = f"{value} does not replace {found[name]}: rename it"
+            else:
+                nobodys.add(name)
                 left_out[name] = f"{value} of the distribution {who} would replace {found[name]}: rename one of them"
-    for name in left_out:
-        found.pop(name, None)
-    return found, left_out
+    return {name: value for name, value in found.items() if name not in nobodys}, left_out
 
 
 def _points(distribution: Distribution) -> list[EntryPoint]:
@@ -120,5 +126,5 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _names(names: Mapping[str, str] | tuple[str, ...]) -> str:
+def _names(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
