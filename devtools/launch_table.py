@@ -64,7 +64,8 @@ What a RolloutEngine asks for ([launch.md](launch.md)), and the launcher's words
 `VLLM_SERVER_DEV_MODE=1` (control routes, behind the guard) and with
 `--weight-transfer-config {{"backend": "{TRANSFER_BACKEND}"}}`: one composite transfer engine.
 It uses the backend that the spec names; the operator refuses hccl and ipc by name until our side of a push is built.
-What is said to vLLM-Ascend is untested on hardware. vLLM 0.23, and what else has no column, is not started.
+What is said to vLLM-Ascend is untested on hardware
+([hardware.md](hardware.md)). vLLM 0.23, and what else has no column, is not started.
 """
 
 

@@ -10,7 +10,8 @@ INTRODUCTION = f"""<!-- Made by `make generate` from operator/rollfleet_operator
 # API reference: {API_VERSION}
 
 Fields of our two kinds, as the API server checks them; `kubectl explain roe.spec` and `kubectl explain wv.spec` print
-the same. A field that is not listed does not exist, and `kubectl` refuses it by name.
+the same. A field that is not listed does not exist, and `kubectl` refuses it by name. What of it has run
+on which hardware is in [hardware.md](hardware.md): nothing has on NPUs.
 """
 _LIMITS = (
     ("minimum", ">= {}"),
