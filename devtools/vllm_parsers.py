@@ -25,7 +25,7 @@ def requirement_file(release: str) -> Path:
 
 def overlay_path(release: str) -> Path:
     """Where the release is unpacked; another content or another environment is another folder."""
-    decides = requirement_file(release).read_bytes() + vllm_venv.venv_path().name.encode()
+    decides = requirement_file(release).read_bytes() + vllm_venv.venv_path(vllm_venv.RELEASES[0]).name.encode()
     return vllm_venv.cache_root() / f"vllm-parser-{release}-{hashlib.sha256(decides).hexdigest()[:12]}"
 
 
@@ -34,7 +34,7 @@ def ensure(release: str) -> Path:
     folder = overlay_path(release)
     if vllm_venv.is_complete(folder):
         return folder
-    venv = vllm_venv.ensure()
+    venv = vllm_venv.ensure(vllm_venv.RELEASES[0])
     with (folder.parent / f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not vllm_venv.is_complete(folder):

@@ -21,7 +21,8 @@ import sys
 import time
 from pathlib import Path
 
-RELEASES = ("0.27.1",)
+RELEASES = ("0.27.1", "0.32.0")
+RELEASE_VARIABLE = "ROLLFLEET_VLLM"  # which of them tests run with; the first by default
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "tests" / "requirements"
 # Debian 12's python3: the interpreter that the tests' container images hold at the same path.
 INTERPRETER = Path("/usr/bin/python3")
@@ -45,6 +46,14 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollfleet"
 
 
+def chosen_release() -> str:
+    """The release of this run. Raises VenvError for one that there is no environment of."""
+    release = os.environ.get(RELEASE_VARIABLE) or RELEASES[0]
+    if release not in RELEASES:
+        raise VenvError(f"{RELEASE_VARIABLE} is {release}: there are {', '.join(RELEASES)}")
+    return release
+
+
 def requirement_file(release: str) -> Path:
     return REQUIREMENTS / f"vllm-{release}.txt"
 
@@ -54,7 +63,9 @@ def content_hash(release: str) -> str:
     return hashlib.sha256(decides).hexdigest()[:12]
 
 
-def venv_path(release: str = RELEASES[0]) -> Path:
+def venv_path(release: str | None = None) -> Path:
+    """Where the environment of this release, or of the chosen one, is or would be."""
+    release = release or chosen_release()
     return cache_root() / f"vllm-{release}-{content_hash(release)}"
 
 
@@ -132,8 +143,9 @@ def _build(venv: Path, release: str) -> None:
     (venv / MARKER).write_text(venv.name + "\n", encoding="utf-8")
 
 
-def ensure(release: str = RELEASES[0]) -> Path:
+def ensure(release: str | None = None) -> Path:
     """The complete environment's path; builds it where it is missing. Safe to call from several processes."""
+    release = release or chosen_release()
     venv = venv_path(release)
     if is_complete(venv):
         return venv
@@ -148,13 +160,13 @@ def ensure(release: str = RELEASES[0]) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="make the environment with real vLLM on the CPU and print its path")
-    parser.add_argument("--release", choices=RELEASES, default=RELEASES[0])
+    parser.add_argument("--release", choices=RELEASES)
     parser.add_argument("--path", action="store_true", help="only print where it is or would be")
     arguments = parser.parse_args(argv)
-    if arguments.path:
-        print(venv_path(arguments.release))
-        return 0
     try:
+        if arguments.path:
+            print(venv_path(arguments.release))
+            return 0
         venv = ensure(arguments.release)
     except VenvError as error:
         print(f"vllm-venv: {error}", file=sys.stderr)

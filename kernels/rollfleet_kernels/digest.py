@@ -50,6 +50,7 @@ DOMAIN = b"rollfleet digest 1\n"
 
 Lanes = tuple[int, int, int, int]
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
+_Bytes = npt.NDArray[np.uint8]
 _Words = npt.NDArray[np.uint32]
 _MASK = 0xFFFFFFFF
 
@@ -117,15 +118,15 @@ def lanes(data: Buffer, word_offset: int = 0, *, executor: Executor | None = Non
     kernel holds no GIL. Takes the compiled kernel where numba is installed, else the reference of the same bits.
     """
     kernel = _compiled_kernel() if has_compiled_kernel() else _reference_kernel
-    words = _as_words(data)
-    jobs = list(_split(words, word_offset, PIECE_BYTES // WORD_BYTES if executor else CHUNK_WORDS))
+    jobs = list(_split(_as_bytes(data), word_offset))
     run = executor.map if executor is not None and len(jobs) > 1 else map
-    return _sum(run(lambda job: kernel(*job), jobs))
+    return _sum(run(lambda job: kernel(_as_words(job[0]), job[1], job[2]), jobs))
 
 
 def lanes_reference(data: Buffer, word_offset: int = 0) -> Lanes:
     """Reference of `lanes` in numpy. Also the faster choice for small data: it compiles nothing."""
-    return _sum(_reference_kernel(*job) for job in _split(_as_words(data), word_offset, PIECE_BYTES // WORD_BYTES))
+    pieces = _split(_as_bytes(data), word_offset)
+    return _sum(_reference_kernel(_as_words(raw), index, chunk) for raw, index, chunk in pieces)
 
 
 def lanes_torch(tensor: torch.Tensor) -> Lanes:
@@ -171,12 +172,17 @@ def warm_up() -> None:
         _compiled_kernel()
 
 
-def _as_words(data: Buffer) -> _Words:
+def _as_bytes(data: Buffer) -> _Bytes:
     raw = np.frombuffer(data, dtype=np.uint8)
     if raw.size == 0:
         raise EmptyInputError("no bytes have no digest")
     if sys.byteorder != "little":
         raise RuntimeError("the digest is defined on little-endian words; this machine is big-endian")
+    return raw
+
+
+def _as_words(raw: _Bytes) -> _Words:
+    """One piece. It is copied only where it must be: the last one of a ragged tensor, and those that lie askew."""
     if raw.size % WORD_BYTES or raw.ctypes.data % WORD_BYTES:
         padded = np.zeros(-(-raw.size // WORD_BYTES) * WORD_BYTES, dtype=np.uint8)
         padded[: raw.size] = raw
@@ -184,13 +190,13 @@ def _as_words(data: Buffer) -> _Words:
     return raw.view(np.uint32)
 
 
-def _split(words: _Words, word_offset: int, limit: int) -> Iterable[tuple[_Words, int, int]]:
-    """Pieces of at most `limit` words that cross no chunk border, each with (index in chunk, chunk)."""
-    done = 0
-    while done < words.size:
+def _split(raw: _Bytes, word_offset: int) -> Iterable[tuple[_Bytes, int, int]]:
+    """Pieces of at most PIECE_BYTES that cross no chunk border, each with (index in chunk, chunk)."""
+    count, done = -(-raw.size // WORD_BYTES), 0
+    while done < count:
         chunk, index = divmod(word_offset + done, CHUNK_WORDS)
-        size = min(limit, words.size - done, CHUNK_WORDS - index)
-        yield words[done : done + size], index, chunk
+        size = min(PIECE_BYTES // WORD_BYTES, count - done, CHUNK_WORDS - index)
+        yield raw[done * WORD_BYTES : (done + size) * WORD_BYTES], index, chunk
         done += size
 
 

@@ -42,16 +42,22 @@ def _answer(process: subprocess.Popen[str]) -> Any:
     raise AssertionError(f"the parser ended with {process.wait()}")
 
 
-@pytest.fixture(scope="session", params=RELEASES)
-def release(request: pytest.FixtureRequest) -> Iterator[Release]:
-    """Each release, after the other."""
-    name = request.param
-    venv = vllm_venv.venv_path()
+def folder_of(name: str) -> Path:
+    """The packages of a release; skips where it is not there."""
+    venv = vllm_venv.venv_path(INSTALLED)
     folder = (
         next(venv.glob("lib/python*/site-packages"), venv) if name == INSTALLED else vllm_parsers.overlay_path(name)
     )
     if not vllm_venv.is_complete(venv) or not (folder / "vllm").is_dir():
         pytest.skip(f"no vLLM {name} at {folder}: `make vllm-venv` makes it")
+    return folder
+
+
+@pytest.fixture(scope="session", params=RELEASES)
+def release(request: pytest.FixtureRequest) -> Iterator[Release]:
+    """Each release, after the other."""
+    name = request.param
+    venv, folder = vllm_venv.venv_path(INSTALLED), folder_of(name)
     environ = {
         "PATH": os.environ["PATH"],
         "VLLM_TARGET_DEVICE": "cpu",

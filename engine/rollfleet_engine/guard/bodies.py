@@ -1,8 +1,10 @@
 """Bodies of requests: bounded in bytes and in the time that their sender takes."""
 
 import asyncio
+from collections.abc import Awaitable, Generator, Iterable
+from typing import Any
 
-from rollfleet_engine.guard.answers import Answer, Message, Receive, Scope, Send, refusal
+from rollfleet_engine.guard.answers import Answer, Message, Receive, Send, refusal
 from rollfleet_protocol.refusals import RefusalReason
 
 _LONGEST_NUMBER = 18  # digits of a length that can be meant
@@ -21,9 +23,9 @@ class BodyError(Exception):
         self.answer: Answer = refusal(reason, message)
 
 
-def declared_too_large(scope: Scope, largest: int) -> BodyError | None:
+def declared_too_large(headers: Iterable[tuple[bytes, bytes]], largest: int) -> BodyError | None:
     """Where the head alone says that the body has more bytes than that."""
-    for name, value in scope["headers"]:
+    for name, value in headers:
         if name == b"content-length" and value.isdigit() and (len(value) > _LONGEST_NUMBER or int(value) > largest):
             return _too_large(largest)
     return None
@@ -54,7 +56,13 @@ class Bounded:
             return await self._receive()
         if self.error is not None:
             raise self.error
-        message = await self._next()
+        waited = self._receive().__await__()
+        try:
+            pending = next(waited)
+        except StopIteration as here:  # what is here already needs no clock, which costs more than all else
+            message: Message = here.value
+        else:
+            message = await self._in_time(_Begun(waited, pending))
         self._complete = not message.get("more_body", False)  # also where the client is gone
         self._size += len(message.get("body", b""))
         if self._size > self._largest:
@@ -62,12 +70,12 @@ class Bounded:
             raise self.error
         return message
 
-    async def _next(self) -> Message:
+    async def _in_time(self, message_of: Awaitable[Message]) -> Message:
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             async with asyncio.timeout(self._left_s):
-                message = await self._receive()
+                message = await message_of
         except TimeoutError:
             text = f"the body did not arrive within {self._within_s:g} s"
             self.error = BodyError(RefusalReason.TOO_SLOW, text)
@@ -75,11 +83,12 @@ class Bounded:
         self._left_s = max(0.0, self._left_s - (loop.time() - began))
         return message
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """Pass a message of the application on, unless its request was refused."""
         if self.error is None:
             self.started = True
-            await self._send(message)
+            return self._send(message)
+        return _to_nobody(message)
 
     async def answer(self) -> None:
         """The refusal, where there is one and the application had not begun to answer."""
@@ -89,6 +98,30 @@ class Bounded:
 
 def _too_large(largest: int) -> BodyError:
     return BodyError(RefusalReason.TOO_LARGE, f"the body is over {largest} bytes, which are the most on this route")
+
+
+class _Begun:
+    """The rest of an awaitable that was begun by hand and has said what it waits for."""
+
+    __slots__ = ("_pending", "_steps")
+
+    def __init__(self, steps: Generator[Any, Any, Message], pending: Any) -> None:
+        self._steps = steps
+        self._pending = pending
+
+    def __await__(self) -> Generator[Any, Any, Message]:
+        pending = self._pending
+        try:
+            while True:
+                try:
+                    told = yield pending
+                except BaseException as error:  # noqa: BLE001 - a cancellation too is for whoever waits below
+                    pending = self._steps.throw(error)
+                else:
+                    pending = self._steps.send(told)
+        except StopIteration as ended:
+            message: Message = ended.value
+            return message
 
 
 class GoneError(Exception):

@@ -33,6 +33,7 @@ class Patient(asyncio.Protocol):
     # Of uvicorn's:
     cycle: Any
     loop: asyncio.AbstractEventLoop
+    scope: Any
     transport: asyncio.Transport
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -47,9 +48,10 @@ class Patient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Wait on while no request runs: for the rest of a head, or of a body that is answered already."""
         super().data_received(data)
-        if self.cycle is None or self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
             self._await_head()
-        else:
+        elif self._head is not None:
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,24 +100,18 @@ class PatientHttpTools(Patient):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._in_message = False
-        self._in_head = False
+        self._in_head = True
         self._without_body = 0  # bytes
         self._progressed = False
 
-    def on_message_begin(self) -> None:
-        """A head begins."""
-        self._in_message, self._in_head, self._without_body = True, True, 0
-        super().on_message_begin()  # type: ignore[misc]
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers too, which nobody asks for: uvicorn would add them to the headers of a request that runs already."""
-        if self._in_head:
-            super().on_header(name, value)  # type: ignore[misc]
-
     def on_headers_complete(self) -> None:
-        """It is here. After one that asks for another protocol the parser reads no further: the answer is the last."""
+        """What comes from here on as a header is a trailer, which nobody asks for: uvicorn would add it to the headers
+        of a request that runs already. Behind a head that asks for another protocol the parser reads no further: the
+        answer is the last.
+        """
         self._in_head, self._progressed = False, True
         super().on_headers_complete()  # type: ignore[misc]
+        self.scope["headers"] = self.scope["headers"].copy()
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
 
@@ -125,16 +121,19 @@ class PatientHttpTools(Patient):
         super().on_body(body)  # type: ignore[misc]
 
     def on_message_complete(self) -> None:
-        """With its trailers."""
-        self._in_message = False
+        """With its trailers; what comes next is a head."""
+        self._in_message, self._in_head = False, True
         super().on_message_complete()  # type: ignore[misc]
 
     def data_received(self, data: bytes) -> None:
         """At most two reads of the transport's more than the bound are ever held."""
-        self._progressed = False
+        self._in_message, self._progressed = True, False
         super().data_received(data)
-        self._without_body = 0 if self._progressed else self._without_body + len(data)
-        if self._in_message and self._without_body > LARGEST_HEAD and not self.transport.is_closing():
+        if not self._in_message or self._progressed:
+            self._without_body = 0
+            return
+        self._without_body += len(data)
+        if self._without_body > LARGEST_HEAD and not self.transport.is_closing():
             what = "head of the request is" if self._in_head else "trailers of the request are"
             self.refuse(RefusalReason.TOO_LARGE, 431, f"the {what} over {LARGEST_HEAD} bytes")
 

@@ -1,7 +1,8 @@
 """Which routes of an engine are let through to whom. What is not in the table does not exist for anybody.
 
-Read in vLLM 0.27.1 and 0.32.0 (vllm/entrypoints, every api_router.py); the contract suite walks the route table of the
-engine that really runs, so that a new release cannot bring a route that nobody has thought about.
+Read in vLLM 0.27.1, 0.29.0 and 0.32.0. tests/parsers looks through the sources of each for what they register, and the
+contract suite walks the route table of the engine that really runs (0.27.1, and 0.32.0 by `make contract-032`), so that
+a new release cannot bring a route that nobody has thought about.
 """
 
 from collections.abc import Iterable, Iterator
@@ -54,6 +55,7 @@ _PROBES_POST = (
     "/v1/completions/derender",
     "/v1/chat/completions/render",
     "/v1/chat/completions/derender",
+    "/cohere/v2/chat/render",
 )
 _CONTROL_GET = (
     "/is_paused",
@@ -158,10 +160,13 @@ def cure_of(path: str) -> str:
 
 def unclassified(app: Any) -> tuple[str, ...]:
     """Routes of a Starlette or FastAPI application that the table does not know, as "METHOD /path"; none is good."""
-    return tuple(f"{method} {path}" for method, path in sorted(set(_walk(app.routes, ""))) if not _known(method, path))
+    return tuple(
+        f"{method} {path}" for method, path in sorted(set(_walk(app.routes, ""))) if not is_known(method, path)
+    )
 
 
-def _known(method: str, path: str) -> bool:
+def is_known(method: str, path: str) -> bool:
+    """Whether the table says what becomes of a route of an engine."""
     asked = "GET" if method == "HEAD" else method
     return path in _REFUSED or (asked, path) in ROUTES
 

@@ -5,6 +5,7 @@ No task, no lock and no parsing per request: a dictionary look-up, a flag, and a
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from typing import Protocol
 
 from rollfleet_engine.guard.answers import NOT_FOUND, Answer, AsgiApp, Receive, Scope, Send, document, refusal
@@ -12,15 +13,15 @@ from rollfleet_engine.guard.bodies import BodyError, Bounded, declared_too_large
 from rollfleet_engine.guard.metrics import PATH as METRICS_PATH
 from rollfleet_engine.guard.routes import ROUTES, RouteClass
 from rollfleet_engine.guard.tallies import Tallies
-from rollfleet_engine.guard.turnstile import Passage, Turnstile, version_header
+from rollfleet_engine.guard.turnstile import Header, Passage, Turnstile, version_header
 from rollfleet_engine.guard.versioned import Versioned
 from rollfleet_engine.guard.waiting import Held, WaitingRoom
 from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER, RefusalReason
 
 _REQUIRED = REQUIRED_HEADER.lower().encode()
 _MINIMUM = MINIMUM_HEADER.lower().encode()
-_PREFIX = b"x-weight-version-"
 _RANK = b"x-data-parallel-rank"  # vLLM's own header
+_DEMANDS = frozenset((_REQUIRED, _MINIMUM, _RANK))
 _LONGEST_RANK = 4  # digits
 _LONGEST_VERSION = len(str(2**63 - 1))
 _PASSED = (RouteClass.INFERENCE, RouteClass.PROBE)
@@ -63,17 +64,17 @@ class Serving:
         self._waiting = waiting
         self._ranks = ranks  # data-parallel
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """As ASGI wants it; what is returned is to be awaited."""
         route = ROUTES.get((scope["method"], scope["path"]))
         if scope.get("root_path"):  # the engine would strip it from the path, and another route would match
-            await self._refuse(NOT_FOUND, send)
-        elif route is RouteClass.INFERENCE:
-            await self._bounded(self._infer, LARGEST_INFERENCE, scope, receive, send)
-        elif route is RouteClass.PROBE or self._is_preflight(scope):
+            return self._refuse(NOT_FOUND, send)
+        if route is RouteClass.INFERENCE:
+            return self._bounded(self._infer, LARGEST_INFERENCE, scope, receive, send)
+        if route is RouteClass.PROBE or self._is_preflight(scope):
             app = self._metrics if scope["path"] == METRICS_PATH else self._app
-            await self._bounded(app, LARGEST_PROBE, scope, receive, send)
-        else:
-            await self._own(scope, send)
+            return self._bounded(app, LARGEST_PROBE, scope, receive, send)
+        return self._own(scope, send)
 
     async def _refuse(self, answer: Answer, send: Send) -> None:
         self._tallies.refused[answer.reason] += 1
@@ -81,7 +82,7 @@ class Serving:
 
     async def _bounded(self, app: AsgiApp, largest: int, scope: Scope, receive: Receive, send: Send) -> None:
         """The application, with a body of at most so many bytes that comes in time."""
-        too_large = declared_too_large(scope, largest)
+        too_large = declared_too_large(scope["headers"], largest)
         if too_large is not None:
             await self._refuse(too_large.answer, send)
             return
@@ -110,7 +111,8 @@ class Serving:
 
     async def _infer(self, scope: Scope, receive: Receive, send: Send) -> None:
         turnstile = self._turnstile
-        if not turnstile.is_open and self._waiting.admits and self._demand_refusal(scope, only=400) is None:
+        demands = [header for header in scope["headers"] if header[0] in _DEMANDS]
+        if not turnstile.is_open and self._waiting.admits and self._demand_refusal(demands, only=400) is None:
             held = Held(receive)
             receive = held.receive
             try:
@@ -119,13 +121,13 @@ class Serving:
                 await held.stop()
             if held.gone.is_set():
                 return
-        refused = self._refusal(scope)
+        refused = self._refusal(demands)
         if refused is not None:
             turnstile.refused += 1
             await self._refuse(refused, send)
             return
         self._tallies.admitted += 1
-        passage = turnstile.enter(pinned=any(name == _REQUIRED for name, _ in scope["headers"]))
+        passage = turnstile.enter(pinned=bool(demands) and any(name == _REQUIRED for name, _ in demands))
         try:
             await self._app(scope, receive, Versioned(send, passage).send)
         except asyncio.CancelledError:
@@ -136,20 +138,15 @@ class Serving:
         if passage.cut:
             await self._after_cut(passage, send)
 
-    def _refusal(self, scope: Scope) -> Answer | None:
+    def _refusal(self, demands: list[Header]) -> Answer | None:
         if not self._turnstile.is_open:
-            return self._demand_refusal(scope, only=400) or self._turnstile.answer
-        return self._demand_refusal(scope)
+            return self._demand_refusal(demands, only=400) or self._turnstile.answer
+        return self._demand_refusal(demands) if demands else None
 
-    def _demand_refusal(self, scope: Scope, only: int = 0) -> Answer | None:
+    def _demand_refusal(self, demands: list[Header], only: int = 0) -> Answer | None:
         """Of a version that is asked for; `only` of this status: at a closed gate nobody knows which one it will be."""
-        for name, value in scope["headers"]:
-            if name.startswith(_PREFIX):
-                refused = self._version_refusal(name, value)
-            elif name == _RANK:
-                refused = self._rank_refusal(value)
-            else:
-                continue
+        for name, value in demands:
+            refused = self._rank_refusal(value) if name == _RANK else self._version_refusal(name, value)
             if refused is not None and only in (0, refused.status):
                 return refused
         return None
@@ -163,8 +160,6 @@ class Serving:
 
     def _version_refusal(self, name: bytes, value: bytes) -> Answer | None:
         """A client that demands a version gets that one or an error, never another."""
-        if name not in (_REQUIRED, _MINIMUM):
-            return None
         held = self._turnstile.version
         told = name.decode("ascii")
         if not (value.isdigit() and len(value) <= _LONGEST_VERSION):

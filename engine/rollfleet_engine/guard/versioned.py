@@ -4,7 +4,7 @@ import json
 from collections.abc import Awaitable
 
 from rollfleet_engine.guard.answers import Message, Send
-from rollfleet_engine.guard.turnstile import Passage
+from rollfleet_engine.guard.turnstile import Header, Passage
 from rollfleet_protocol.refusals import SPANS_HEADER
 
 _SPANS = SPANS_HEADER.lower().encode()
@@ -19,12 +19,12 @@ class Versioned:
     is still to be sent, else as a comment of the event stream, before the end of it.
     """
 
-    __slots__ = ("_is_stream", "_passage", "_send", "_told")
+    __slots__ = ("_headers", "_passage", "_send", "_told")
 
     def __init__(self, send: Send, passage: Passage) -> None:
         self._send = send
         self._passage = passage
-        self._is_stream = False
+        self._headers: list[Header] = []
         self._told = False
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -47,13 +47,14 @@ class Versioned:
         await self.send(message)
 
     def _head(self, message: Message) -> Message:
-        headers = list(message.get("headers", ()))
-        self._is_stream = any(name.lower() == b"content-type" and value.startswith(_EVENTS) for name, value in headers)
-        headers.append(self._passage.header)
+        self._headers = headers = [*message.get("headers", ()), self._passage.header]
         if self._passage.spans:
             headers.append((_SPANS, self._spans()))
-            self._told = not self._is_stream
+            self._told = not self._is_stream()
         return {**message, "headers": headers}
+
+    def _is_stream(self) -> bool:
+        return any(name.lower() == b"content-type" and value.startswith(_EVENTS) for name, value in self._headers)
 
     def _spans(self) -> bytes:
         return json.dumps([span.model_dump(by_alias=True) for span in self._passage.spans]).encode()
@@ -62,7 +63,7 @@ class Versioned:
         """Before the stream's last event; where it has no such event, before its last bytes."""
         body = message.get("body", b"")
         place = body.find(_DONE)
-        if not self._is_stream or (place < 0 and message.get("more_body", False)):
+        if not self._is_stream() or (place < 0 and message.get("more_body", False)):
             return message
         self._told = True
         place = max(place, 0)

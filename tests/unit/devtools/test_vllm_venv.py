@@ -45,8 +45,19 @@ def test_what_an_interrupted_run_left_does_not_count(cache: Path) -> None:
     assert vllm_venv.ensure() == venv
 
 
-def test_every_requirement_is_pinned_with_its_hash() -> None:
-    lines = vllm_venv.requirement_file("0.27.1").read_text(encoding="utf-8").splitlines()
+def test_the_release_of_a_run_is_chosen_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(vllm_venv.RELEASE_VARIABLE, "0.32.0")
+    assert vllm_venv.venv_path() == vllm_venv.venv_path("0.32.0") != vllm_venv.venv_path("0.27.1")
+    monkeypatch.setenv(vllm_venv.RELEASE_VARIABLE, "0.31.0")
+    with pytest.raises(vllm_venv.VenvError, match=r"0\.31\.0"):
+        vllm_venv.venv_path()
+    monkeypatch.setenv(vllm_venv.RELEASE_VARIABLE, "")
+    assert vllm_venv.venv_path() == vllm_venv.venv_path("0.27.1")
+
+
+@pytest.mark.parametrize("release", vllm_venv.RELEASES)
+def test_every_requirement_is_pinned_with_its_hash(release: str) -> None:
+    lines = vllm_venv.requirement_file(release).read_text(encoding="utf-8").splitlines()
     wanted = [line for line in lines if line and not line.startswith("#")]
     assert len(wanted) > 100
     assert all(re.fullmatch(r"\S+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in wanted)

@@ -159,5 +159,46 @@ async def test_reading_a_whole_body(receive: Callable[[], Receive], error: type[
         await read_body(receive(), 10, 1.0)
 
 
+async def test_a_cancellation_reaches_who_waits_for_the_body() -> None:
+    waiting, ended = asyncio.Event(), asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        waiting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    reading = asyncio.create_task(read_body(receive, 10, 60.0))
+    await waiting.wait()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert ended.is_set()
+
+
+@pytest.mark.parametrize("pauses", [0, 1, 3])
+async def test_what_the_server_raises_is_heard_however_late(pauses: int) -> None:
+    async def receive() -> dict[str, Any]:
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError, match="gone"):
+        await read_body(receive, 10, 60.0)
+
+
+async def test_a_body_in_parts_that_each_come_later_is_whole() -> None:
+    parts = [b"a", b"b", b"c"]
+
+    async def receive() -> dict[str, Any]:
+        for _ in range(len(parts)):
+            await asyncio.sleep(0)
+        return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+    assert await read_body(receive, 10, 60.0) == b"abc"
+
+
 async def _disconnects() -> dict[str, Any]:
     return {"type": "http.disconnect"}

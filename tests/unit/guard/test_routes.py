@@ -50,7 +50,8 @@ def test_every_control_route_has_a_cure() -> None:
     assert not is_control("/v1/completions")
 
 
-# What 0.27.1 and 0.32.0 register (vllm/entrypoints; without the DP supervisor, which is another process).
+# What 0.27.1, 0.29.0 and 0.32.0 register (vllm/entrypoints; without the DP supervisor, which is another process):
+# tests/parsers/test_routes.py reads it in their sources.
 VLLM_GET = (
     "/docs",
     "/docs/oauth2-redirect",
@@ -76,6 +77,7 @@ VLLM_POST = (
     "/abort_requests",
     "/classify",
     "/cohere/v2/chat",
+    "/cohere/v2/chat/render",
     "/collective_rpc",
     "/detokenize",
     "/fault_tolerance/apply",
@@ -134,7 +136,7 @@ VLLM_POST = (
 )
 
 
-def test_every_route_of_the_two_releases_is_classified() -> None:
+def test_every_route_of_the_releases_is_classified() -> None:
     routes = [Route(path, endpoint, methods=["GET"]) for path in VLLM_GET]
     routes += [Route(path, endpoint, methods=["POST"]) for path in VLLM_POST]
     assert unclassified(Starlette(routes=[*routes, WebSocketRoute("/v1/realtime", socket)])) == ()
