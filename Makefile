@@ -74,6 +74,11 @@ process: setup ## parts that start real processes and sockets: control port, sup
 check-rlconfig: setup ## compare what we know of rl_config with a checkout's own code: VLLM_ASCEND=PATH
 	@$(BIN)/python -m devtools.check_rlconfig "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))"
 
+.PHONY: check-ascend
+check-ascend: setup ## compare what our backends rely on with a checkout, and push by its own packed broadcasts: VLLM_ASCEND=PATH
+	@$(BIN)/python -m devtools.check_ascend "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))"
+	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py -q
+
 .PHONY: model
 model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further
 ifdef SCHEDULES

@@ -5,12 +5,13 @@ trainers can speak to these backends. Everything is JSON; nothing here is ever u
 """
 
 import re
+from base64 import b64decode
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
 
 DTYPES = {  # torch's name -> safetensors' name, bytes
     "bool": ("BOOL", 1),
@@ -35,11 +36,13 @@ MOST_TENSORS = 200_000  # of one call; its body ends before that with names of u
 MOST_DIMENSIONS = 64
 MOST_BYTES = 1 << 48  # of one tensor
 PACKED_BUFFER_BYTES = 64 << 20  # on both sides; two of them are in use at once
+PACKED_BUFFERS = 2
 SMALLEST_BUFFER, LARGEST_BUFFER = 4 << 10, 4 << 30
 SHM_FOLDER = "/dev/shm"  # noqa: S108 - where Linux keeps POSIX shared memory
 SHM_NAME = re.compile(r"rollfleet-[0-9a-f]{32}")
 TRAINER_ERROR_KEY = "rollfleet/trainer-error"  # in the group's store: why the trainer broke off
 LONGEST_WORDS = 1000
+HCCL_ID_BYTES = 4108  # of hcclUniqueId (vllm_ascend/distributed/device_communicators/pyhccl_wrapper.py)
 MOST_SETTINGS = 32  # of an update call, beside the tensors
 
 BufferBytes = Annotated[int, Field(ge=SMALLEST_BUFFER, le=LARGEST_BUFFER, multiple_of=8)]
@@ -68,6 +71,18 @@ class Native(BaseModel):
 def _some(names: Collection[str]) -> str:
     shown = ", ".join(name[:64] for name, _ in zip(names, range(5), strict=False))
     return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _hccl_id(text: object) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("is not base64 in a string")  # noqa: TRY004 - pydantic's validators raise ValueError
+    try:
+        found = b64decode(text, validate=True)
+    except ValueError as error:
+        raise ValueError(f"is not base64: {error}") from error
+    if len(found) != HCCL_ID_BYTES:
+        raise ValueError(f"has {len(found)} bytes, an id of HCCL's has {HCCL_ID_BYTES}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -112,20 +127,54 @@ class TensorList(Native):
         return sum(tensor.nbytes for tensor in self.tensors())
 
 
-class GlooInit(Native):
-    """init_weight_transfer_engine of backend gloo: where the trainer, rank 0, keeps the group's store."""
+class GroupInit(Native):
+    """init_weight_transfer_engine of a backend whose ranks form a group with the trainer, rank 0."""
 
-    master_address: Annotated[str, Field(min_length=1, max_length=253)]
-    master_port: Annotated[int, Field(ge=1, le=65535)]
     rank_offset: Annotated[int, Field(ge=1)]  # rank of the engine's first worker
     world_size: Annotated[int, Field(ge=2)]  # trainer and all workers of all engines
     group: Group = ""  # the group epoch: a repeated init of the same one keeps the communicator; empty: never the same
+
+
+class GlooInit(GroupInit):
+    """Of backend gloo: where the trainer keeps the group's store."""
+
+    master_address: Annotated[str, Field(min_length=1, max_length=253)]
+    master_port: Annotated[int, Field(ge=1, le=65535)]
 
 
 class GlooUpdate(TensorList):
     """update_weights of backend gloo: the tensors' bytes follow each other in one stream of equal buffers."""
 
     packed_buffer_size_bytes: BufferBytes = PACKED_BUFFER_BYTES
+
+
+class HcclInit(GroupInit):
+    """Of backend hccl: the group's id, as HCCL made it in the trainer's process, in base64."""
+
+    hccl_id: Annotated[bytes, BeforeValidator(_hccl_id)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_rendezvous(cls, info: object) -> object:
+        """Of vLLM-Ascend's own: workers would unpickle what comes over a port that knows no identity."""
+        if isinstance(info, dict) and not info.keys().isdisjoint(("master_address", "master_port")):
+            raise ValueError(
+                "master_address and master_port are vLLM-Ascend's own rendezvous, which unpickles what comes over a "
+                "port without authentication: send by rollfleet_trainer.hccl.HcclSender, which gives the group's id "
+                "as hccl_id"
+            )
+        return info
+
+
+class HcclUpdate(TensorList):
+    """update_weights of backend hccl: whole tensors follow each other in buffers, as vLLM-Ascend packs them.
+
+    A buffer is closed by the tensor that makes it larger than packed_buffer_size_bytes.
+    """
+
+    packed: Literal[True] = True
+    packed_buffer_size_bytes: BufferBytes = PACKED_BUFFER_BYTES
+    packed_num_buffers: Annotated[int, Field(ge=1, le=8)] = PACKED_BUFFERS
 
 
 class ShmInit(Native):

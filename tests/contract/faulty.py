@@ -8,7 +8,7 @@ from typing import Any
 
 from rollfleet_protocol.engine_config import EngineConfig
 from tests.contract.models import Models
-from tests.contract.process import ENGINE_ARGS, EngineProcess, Kind, Site, launcher, until
+from tests.contract.process import EngineProcess, Kind, Site, launcher, simulator, until
 
 PLAN = "faults.json"
 SIMULATED = Kind("simulator", {"ROLLFLEET_ENGINE": "simulator", "ROLLFLEET_SIMULATOR_TOKEN_MS": "1.5"})
@@ -16,12 +16,7 @@ SIMULATED = Kind("simulator", {"ROLLFLEET_ENGINE": "simulator", "ROLLFLEET_SIMUL
 
 def simulator_with(plan: Path, config: EngineConfig) -> list[str]:
     """Started by hand: the launcher passes no faults on."""
-    return [
-        *(sys.executable, "-m", "rollfleet_engine.simulator", "--faults", str(plan)),
-        *("--model", config.model.path, "--served-model-name", config.model.served_name),
-        *("--host", config.bind_address, "--port", str(config.serving_port)),
-        *ENGINE_ARGS,
-    ]
+    return simulator(config, "--faults", str(plan))
 
 
 def proxy_with(plan: Path, config: EngineConfig, options: tuple[str, ...]) -> list[str]:

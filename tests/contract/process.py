@@ -36,12 +36,23 @@ def launcher(_: EngineConfig) -> list[str]:
     return [sys.executable, "-m", "rollfleet_engine.launch"]
 
 
+def simulator(config: EngineConfig, *options: str, python: str = sys.executable) -> list[str]:
+    """By hand, without the launcher: it would refuse what tests bring with them."""
+    return [
+        *(python, "-m", "rollfleet_engine.simulator", *options),
+        *("--model", config.model.path, "--served-model-name", config.model.served_name),
+        *("--host", config.bind_address, "--port", str(config.serving_port)),
+        *ENGINE_ARGS,
+    ]
+
+
 @dataclass(frozen=True)
 class Kind:
     """Which engine, and how it is started."""
 
     name: str  # simulator | vllm
     environ: dict[str, str]
+    python_path: tuple[Path, ...] = ()  # beside our own sources
 
 
 @dataclass(frozen=True)
@@ -129,7 +140,7 @@ class EngineProcess:
             **self.kind.environ,
             ENGINE_CONFIG_ENV: self.config.model_dump_json(by_alias=True),
             "ROLLFLEET_TERMINATION_LOG": str(self.termination_log),
-            "PYTHONPATH": f"{ROOT / 'engine'}:{ROOT / 'kernels'}",
+            "PYTHONPATH": ":".join(map(str, (ROOT / "engine", ROOT / "kernels", *self.kind.python_path))),
         }
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -6,8 +6,11 @@ trainer would send its model.
 """
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,10 @@ from rollfleet_trainer.client import GuardClient
 from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target
 from rollfleet_trainer.gloo import GlooSender
+from rollfleet_trainer.sender import Sender
 from rollfleet_trainer.shm import ShmSender
+
+HANG_S = 30.0
 
 
 class Silent(GuardClient):
@@ -29,7 +35,11 @@ class Silent(GuardClient):
 
 
 class Breaking(dict[str, torch.Tensor]):
-    """Tensors of which one cannot be gathered."""
+    """Tensors of which one cannot be gathered: half-way something happens."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], how: str) -> None:
+        super().__init__(tensors)
+        self._happen = {"breaks": fail, "dies": die, "hangs": hang}[how]
 
     def items(self) -> Any:
         yield from self._some()
@@ -37,8 +47,20 @@ class Breaking(dict[str, torch.Tensor]):
     def _some(self) -> Iterator[tuple[str, torch.Tensor]]:
         for place, item in enumerate(super().items()):
             if place == len(self) // 2:
-                raise ValueError("the gather failed on rank 3")
+                self._happen()
             yield item
+
+
+def fail() -> None:
+    raise ValueError("the gather failed on rank 3")
+
+
+def die() -> None:
+    os._exit(9)
+
+
+def hang() -> None:
+    threading.Event().wait(HANG_S)
 
 
 def tensors_of(settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -52,10 +74,11 @@ def tensors_of(settings: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         found[name] = found[name][: len(found[name]) // 2].clone()
     for name in settings.get("add", ()):
         found[name] = torch.zeros(3)
-    return Breaking(found) if settings.get("breaks") else found
+    how = settings.get("half_way")
+    return Breaking(found, how) if how else found
 
 
-KEPT: dict[str, GlooSender | ShmSender] = {}  # senders whose group outlives a push, by the group's name
+KEPT: dict[str, Sender] = {}  # senders whose group outlives a push, by the group's name
 
 
 def push(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,13 +102,7 @@ def _push_anew(settings: Mapping[str, Any], kept: str) -> dict[str, Any]:
         name="engine-0",
     )
     target = Target(client, settings["rankOffset"], settings["workers"])
-    options = {"group": settings.get("group", ""), "buffer_bytes": settings.get("bufferBytes", 1 << 16)}
-    backend = settings["backend"]
-    sender = (
-        GlooSender([target], "127.0.0.1", timeout_s=20, **options)
-        if backend == "gloo"
-        else ShmSender([target], **options)
-    )
+    sender = sender_of(settings, target)
     if kept:
         KEPT[kept] = sender
     try:
@@ -95,6 +112,18 @@ def _push_anew(settings: Mapping[str, Any], kept: str) -> dict[str, Any]:
         if not kept:
             sender.close()
             client.close()
+
+
+def sender_of(settings: Mapping[str, Any], target: Target) -> Sender:
+    """Of the backend that is asked for; hccl needs its stand-in on the path."""
+    options = {"group": settings.get("group", ""), "buffer_bytes": settings.get("bufferBytes", 1 << 16)}
+    backend = settings["backend"]
+    if backend == "gloo":
+        return GlooSender([target], "127.0.0.1", timeout_s=20, **options)
+    if backend == "shm":
+        return ShmSender([target], **options)
+    sender: type[Sender] = import_module("rollfleet_trainer.hccl").HcclSender
+    return sender([target], timeout_s=20, **options)  # type: ignore[call-arg]
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
 def test_a_trainer_that_breaks_off_says_why_to_the_engine(
     trainer: Trainer, reader: Client, models: Models, backend: str
 ):
-    told, state = trainer.fail(backend, 2, breaks=True)
+    told, state = trainer.fail(backend, 2, half_way="breaks")
     assert "the gather failed on rank 3" in told
     failure = operation_of(state).failure
     assert failure is not None

@@ -16,14 +16,18 @@ SUBJECT, UID = "system:serviceaccount:rl:grpo", "grpo-uid"
 class Trainer:
     """Who sends: an operator's words to arm the engine, and a process that pushes."""
 
-    def __init__(self, engine: EngineProcess, site: Site, models: Models) -> None:
+    def __init__(self, engine: EngineProcess, site: Site, models: Models, **environ: str) -> None:
         self.operator = Operator(engine, site)
         self._engine, self._site, self._models = engine, site, models
         self.token = self.operator.make_token(subject=SUBJECT, uid=UID)
         self._process = subprocess.Popen(
             [str(vllm_venv.venv_path() / "bin" / "python"), "-m", "tests.contract.pusher"],
             cwd=ROOT,
-            env={"PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"},
+            env={
+                "PYTHONPATH": ":".join(map(str, (ROOT, ROOT / "engine", ROOT / "kernels", *engine.kind.python_path))),
+                "PATH": "/usr/bin:/bin",
+                **environ,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -64,7 +68,8 @@ class Trainer:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(settings) + "\n")
         self._process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": f"it ended with {self._process.wait(30)}"}
         return answer
 
     def ended(self) -> EngineState:

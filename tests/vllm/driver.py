@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rollfleet_protocol.sleep import Tag
 from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target
 from rollfleet_trainer.gloo import GlooSender
+from rollfleet_trainer.sender import Sender
 from rollfleet_trainer.shm import ShmSender
 
 DEADLINE_S = 60.0
@@ -136,10 +138,7 @@ class Driver:
         target = Target(client, 1, workers)
 
         def send() -> str:
-            sender = (
-                GlooSender([target], "127.0.0.1", buffer_bytes=1 << 16) if backend == "gloo" else ShmSender([target])
-            )
-            with sender:
+            with sender_of(backend, target) as sender:
                 sender.init()
                 return sender.send(tensors, str(version))
 
@@ -153,6 +152,16 @@ class Driver:
 
     async def wake(self, tags: list[str]) -> Any:
         await self.adapter.wake(tuple(Tag(tag) for tag in tags), DEADLINE_S)
+
+
+def sender_of(backend: str, target: Target) -> Sender:
+    """hccl needs its stand-in on the path (tests/support/ascend)."""
+    if backend == "gloo":
+        return GlooSender([target], "127.0.0.1", buffer_bytes=1 << 16)
+    if backend == "shm":
+        return ShmSender([target])
+    sender: type[Sender] = import_module("rollfleet_trainer.hccl").HcclSender
+    return sender([target], buffer_bytes=1 << 16)
 
 
 def _tensors_of(folder: Path) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class PushSession:
         self._superseded = ""  # by what
         self._concluded = asyncio.Event()
         self._taken = False
+        self._broke_off = ""  # what the trainer says of it
         self._reading = ""  # the phase whose call's body is on its way
         self._ready = asyncio.Event()  # the workers are where an update can start
         self._seconds: dict[str, float] = {}
@@ -210,9 +211,18 @@ class PushSession:
             raise self._ended()
 
     def abort(self, why: str) -> None:
-        """The trainer breaks off. At any time: a call of its that runs comes to its end, and is no success any more."""
+        """The trainer breaks off. At any time: a call of its that runs comes to its end, and is no success any more.
+
+        What that call fails with may be why the trainer broke off, and it may have heard of it first.
+        """
         self._require_goes_on()
-        self._settle(EngineError(FailureReason.TRANSFER_FAILED, f'the trainer broke off: "{why}"'))
+        self._broke_off = f'the trainer broke off: "{why}"'
+        if self._call is None or self._call.done():
+            self._end_broken_off()
+
+    def _end_broken_off(self) -> None:
+        if self._broke_off:
+            self._settle(EngineError(FailureReason.TRANSFER_FAILED, self._broke_off))
 
     def _require(self, holds: bool, otherwise: str) -> None:
         self._require_goes_on()
@@ -224,7 +234,7 @@ class PushSession:
             raise OutOfOrderError(otherwise)
 
     def _require_goes_on(self) -> None:
-        if self._over or self._outcome.done():
+        if self._over or self._broke_off or self._outcome.done():
             raise self._ended()
 
     def _ended(self) -> OutOfOrderError:
@@ -240,21 +250,30 @@ class PushSession:
         self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None]
     ) -> None:
         await self._ready.wait()
+        self._end_broken_off()
         self._require_goes_on()
         seconds: dict[str, float] = {}
         try:
             with timed(seconds, phase):
                 await call(self._deadline.left())
         except EngineError as error:
-            self._settle(error)
+            self._settle(self._with_words(error))
             raise
         except Exception as error:
             self._settle(EngineError(FailureReason.TRANSFER_FAILED, f"{phase}: {type(error).__name__}: {error}"))
             raise
         finally:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
+        self._end_broken_off()
         self._require_goes_on()  # what came to its end for nobody is no success
         then()
+
+    def _with_words(self, error: EngineError) -> EngineError:
+        """A transfer that failed on the way may have been broken off at the other end; a wrong tensor was not."""
+        words = self._broke_off
+        if words and error.reason is FailureReason.TRANSFER_FAILED and words not in error.message:
+            error.message += f"; {words}"
+        return error
 
     def _transferred(self, received: Received, expected: str | None) -> Transferred:
         return Transferred(

@@ -166,7 +166,7 @@ class SimulatorAdapter:
         """In a thread for each: some wait for the others. All have ended when this returns or raises."""
         with _calling(what, FailureReason.TRANSFER_FAILED):
             self._core.require_alive()
-            calls = [asyncio.to_thread(call, worker) for worker in self._workers]
+            calls = [asyncio.to_thread(_or_leave, call, worker) for worker in self._workers]
             failed = [each for each in await asyncio.gather(*calls, return_exceptions=True) if each is not None]
             self._core.require_alive()
             if failed:
@@ -243,6 +243,15 @@ class SimulatorAdapter:
         await asyncio.sleep(min(self._step_s, deadline_s))
         if self._step_s > deadline_s:
             raise _too_late(what, deadline_s)
+
+
+def _or_leave(call: Callable[[Receiving], None], worker: Receiving) -> None:
+    """Who fails leaves the trainer's group at once, as vLLM's workers do: nobody must wait for its rank."""
+    try:
+        call(worker)
+    except BaseException:
+        worker.close()
+        raise
 
 
 class PacedStager:

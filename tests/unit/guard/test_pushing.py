@@ -261,6 +261,57 @@ async def test_a_failed_push_is_recovered_from_before_the_next_begins(guarded: G
     assert guarded.engine.order.index("recover") < len(guarded.engine.order) - 3
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (FailureReason.COVERAGE_FAILED, "rank 0: tensor x"),
+        (FailureReason.TRANSFER_FAILED, 'rank 0: tensor x; the trainer broke off: "remote error"'),
+    ],
+)
+async def test_a_trainer_that_hears_of_a_failure_first_does_not_hide_it(
+    guarded: Guarded, reason: FailureReason, told: str
+) -> None:
+    """An engine that refuses a tensor leaves the group: its trainer breaks off before the engine's report is read."""
+    guarded.engine.failures["push_update"] = engine_error(reason, "rank 0: tensor x")
+    session = await order(guarded)
+    await session.start()
+    guarded.engine.slow_s = 5
+    running = asyncio.create_task(session.update(UPDATE))
+    await asyncio.sleep(0.1)
+    session.abort("remote error")
+    with pytest.raises(OutOfOrderError, match="ended"):
+        session.abort("remote error")
+    with pytest.raises(EngineError, match="rank 0"):
+        await running
+    state = await guarded.ended()
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert (state.operation.failure.reason, state.operation.failure.message) == (reason, told)
+
+
+async def test_a_trainer_that_breaks_off_while_workers_are_put_back_ends_the_push(guarded: Guarded) -> None:
+    guarded.engine.failures["push_update"] = engine_error(FailureReason.TRANSFER_FAILED)
+    session = await order(guarded)
+    await session.start()
+    with pytest.raises(EngineError):
+        await session.update(UPDATE)
+    await guarded.ended()
+    guarded.engine.failures.clear()
+    await guarded.close(3, 2)
+    await guarded.arm(3)
+    guarded.engine.slow_s = 5
+    session = await order(guarded, 3)
+    starting = asyncio.create_task(session.start())
+    await asyncio.sleep(0.1)
+    session.abort("rank 3 died")
+    with pytest.raises(OutOfOrderError, match="ended"):
+        await starting
+    state = await guarded.ended()
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.message == 'the trainer broke off: "rank 3 died"'
+
+
 async def test_a_transfer_names_what_was_staged_or_who_sends() -> None:
     with pytest.raises(ValueError, match="digest"):
         Transfer(incarnation="x", epoch=1, version=1, deadline_seconds=1)

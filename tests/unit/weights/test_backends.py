@@ -1,8 +1,10 @@
 """Backends without an engine: how they are found, what they refuse, what shm reads. gloo's bytes: tests/vllm."""
 
 import os
+import re
 import tomllib
 import uuid
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,25 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rollfleet_engine.weights.backends import registry
-from rollfleet_engine.weights.backends.base import Incoming, Seat
+from rollfleet_engine.weights.backends.base import Incoming, Seat, rank_of
 from rollfleet_engine.weights.backends.receiving import Receiving
 from rollfleet_engine.weights.backends.shm import ShmBackend
 from rollfleet_engine.weights.coverage import ModelTensors
 from rollfleet_engine.weights.errors import CheckpointError, PushError
 from rollfleet_kernels import digest
 from rollfleet_kernels.digest import TensorDigest, lanes_reference, version_digest
-from rollfleet_protocol.pushes import DTYPES, SHM_FOLDER, GlooInit, GlooUpdate, ShmUpdate, pieces
+from rollfleet_protocol.pushes import (
+    DTYPES,
+    HCCL_ID_BYTES,
+    SHM_FOLDER,
+    GlooInit,
+    GlooUpdate,
+    GroupInit,
+    HcclInit,
+    HcclUpdate,
+    ShmUpdate,
+    pieces,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = ModelTensors({"a": ("F32", (2, 3)), "b": ("U8", (5,))}, tied=False)
@@ -36,8 +49,62 @@ def test_ours_are_the_ones_that_the_distribution_declares() -> None:
 
 
 def test_a_wrong_name_fails_with_the_list_of_what_is_there() -> None:
-    with pytest.raises(PushError, match=r"no backend 'nccl': there are gloo, shm"):
+    with pytest.raises(PushError, match=r"no backend 'nccl': there are gloo, hccl, shm"):
         registry.make("nccl")
+
+
+def test_hccl_without_vllm_ascend_says_what_is_missing() -> None:
+    with pytest.raises(PushError, match=r"backend hccl cannot run here: ModuleNotFoundError: .*; there are .*shm"):
+        registry.make("hccl")
+    assert "hccl" not in registry.usable_names()
+
+
+def hccl(**changes: Any) -> dict[str, Any]:
+    return {"hccl_id": b64encode(bytes(HCCL_ID_BYTES)).decode(), "rank_offset": 1, "world_size": 3} | changes
+
+
+def test_the_words_of_hccl() -> None:
+    wanted = HcclInit.model_validate(hccl(group="g"))
+    assert (wanted.hccl_id, wanted.group) == (bytes(HCCL_ID_BYTES), "g")
+    tensors = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
+    assert HcclUpdate.model_validate(tensors).nbytes == 12
+    assert HcclUpdate.model_validate(tensors | {"packed": True, "packed_num_buffers": 3}).packed_num_buffers == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hccl_id": b64encode(bytes(4107)).decode()}, "has 4107 bytes, an id of HCCL's has 4108"),
+        ({"hccl_id": ""}, "has 0 bytes"),
+        ({"hccl_id": "*"}, "is not base64"),
+        ({"hccl_id": list(bytes(4))}, "is not base64 in a string"),
+        ({"master_port": 29500}, "send by rollfleet_trainer.hccl.HcclSender"),
+        ({"world_size": 1}, "world_size"),
+        ({"device": 3}, "unknown fields: device"),
+    ],
+)
+def test_what_is_no_group_of_hccl_s_is_refused_by_name(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(words)):
+        HcclInit.model_validate(hccl(**change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"packed": False}, {"packed_num_buffers": 0}, {"packed_num_buffers": 9}, {"packed_buffer_size_bytes": 7}],
+)
+def test_an_update_of_hccl_that_the_workers_would_read_otherwise_is_refused(change: dict[str, Any]) -> None:
+    tensors = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
+    with pytest.raises(ValidationError, match=next(iter(change))):
+        HcclUpdate.model_validate(tensors | change)
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 100))
+def test_c17_ranks_lie_side_by_side_and_within_the_group(offset: int, workers: int, others: int) -> None:
+    wanted = GroupInit(rank_offset=offset, world_size=offset + workers + others)
+    ranks = [rank_of("hccl", wanted, Seat(worker, workers)) for worker in range(workers)]
+    assert ranks == list(range(offset, offset + workers))
+    with pytest.raises(PushError, match=r"hccl: this engine's ranks are .* the group has"):
+        rank_of("hccl", wanted, Seat(0, workers + others + 1))
 
 
 def entry_points_of(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "plugin") -> None:

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rollfleet_engine.weights.errors import PushError
 from rollfleet_kernels.digest import DeviceBytes
-from rollfleet_protocol.pushes import TensorMeta
+from rollfleet_protocol.pushes import GroupInit, TensorMeta
 
 HostBytes = npt.NDArray[np.uint8]
 
@@ -21,6 +22,15 @@ class Seat:
 
     worker: int  # among all workers of the engine: data-parallel index * (tensor * pipeline) + rank in that
     workers: int  # of the engine
+
+
+def rank_of(backend: str, wanted: GroupInit, seat: Seat) -> int:
+    """The worker's rank in the trainer's group. Raises PushError where the engine's ranks are not all in it."""
+    last = wanted.rank_offset + seat.workers - 1
+    if last >= wanted.world_size:
+        ranks = f"this engine's ranks are {wanted.rank_offset} to {last}"
+        raise PushError(f"{backend}: {ranks}, the group has {wanted.world_size}")
+    return wanted.rank_offset + seat.worker
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from rollfleet_engine.weights.backends.base import Incoming, Seat
+from rollfleet_engine.weights.backends.base import Incoming, Seat, rank_of
 from rollfleet_engine.weights.backends.hanging import HangingError, within
 from rollfleet_engine.weights.errors import PushError
 from rollfleet_protocol.pushes import LONGEST_WORDS, TRAINER_ERROR_KEY, GlooInit, GlooUpdate, TensorMeta, pieces
@@ -84,11 +84,7 @@ class GlooBackend:
         if self._joined is not None and wanted.group and self._joined.wanted == wanted:
             return
         self.close()
-        last = wanted.rank_offset + seat.workers - 1
-        if last >= wanted.world_size:
-            message = f"gloo: this engine's ranks are {wanted.rank_offset} to {last}, the group has {wanted.world_size}"
-            raise PushError(message)
-        rank = wanted.rank_offset + seat.worker
+        rank = rank_of("gloo", wanted, seat)
         try:
             self._joined = within(deadline_s, "rollfleet-gloo-join", lambda: _Group(wanted, rank, deadline_s))
         except (RuntimeError, HangingError) as error:

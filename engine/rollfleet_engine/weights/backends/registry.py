@@ -19,6 +19,7 @@ from rollfleet_engine.weights.errors import PushError
 GROUP = "rollfleet.weight_backends"
 OURS: Mapping[str, str] = {
     "gloo": "rollfleet_engine.weights.backends.gloo:GlooBackend",
+    "hccl": "rollfleet_engine.weights.backends.hccl:HcclBackend",
     "shm": "rollfleet_engine.weights.backends.shm:ShmBackend",
 }
 

@@ -1,0 +1,1 @@
+"""As vLLM-Ascend has it."""
