@@ -280,7 +280,7 @@ _ONE_PREFILL = ("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--
 _MANY_PREFILLS = ("--enable-chunked-prefill", "--enable-prefix-caching")
 _NOT_BUILT = "the operator refuses it until our side of the push is built"
 _ASCEND_TRANSFER: Vocabulary = {
-    Feature.HCCL: Words(note=f"registered by vLLM-Ascend as hccl; {_NOT_BUILT}"),
+    Feature.HCCL: Words(note="our back end over vLLM-Ascend's HCCL library and packed broadcasts"),
     Feature.IPC: Words(note=f"registered by vLLM-Ascend as npu_ipc; {_NOT_BUILT}"),
     Feature.GLOO: _FOR_CPU,
     Feature.SHM: _FOR_CPU,

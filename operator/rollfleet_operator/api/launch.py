@@ -49,8 +49,9 @@ class WeightTransfer(ApiModel):
     """How a trainer pushes weights."""
 
     backend: TransferBackend
-    """gloo: between engines and trainer on CPUs. shm: the same on one host, mode Colocated. hccl and ipc, the same for
-    NPUs, are NotSupported by this release: a RolloutEngine that names one is not Accepted."""
+    """hccl: between engines and trainer on different NPUs (untested on hardware). gloo: the same on CPUs. shm: on CPUs
+    of one host, mode Colocated. ipc, the same for NPUs, is NotSupported by this release: a RolloutEngine that names it
+    is not Accepted."""
     insecure_serialization: InsecureSerialization = InsecureSerialization.FORBIDDEN
     """Allowed: engines unpickle what an authenticated trainer sends (VLLM_ALLOW_INSECURE_SERIALIZATION=1): it may run
     code in them. For backend ipc, whose handles vLLM-Ascend's HTTP client pickles; nothing else may have it,

@@ -46,7 +46,7 @@ def _refused(reason: Reason, message: str) -> Verdict:
     return Verdict(False, reason, message)
 
 
-NOT_BUILT = (TransferBackend.HCCL, TransferBackend.IPC)  # the launcher knows them; the engine side of a push does not
+NOT_BUILT = (TransferBackend.IPC,)  # the launcher knows it; the engine side of a push does not
 
 
 def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
@@ -64,7 +64,7 @@ def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
 def _not_built(fleet: RolloutEngine) -> Iterator[tuple[str, str]]:
     transfer = fleet.spec.weight_transfer
     if transfer is not None and transfer.backend in NOT_BUILT:
-        cure = "leave spec.weightTransfer out and bring weights by checkpoints, or use gloo or shm on CPUs"
+        cure = "leave spec.weightTransfer out and bring weights by checkpoints, or use shm on CPUs"
         yield "spec.weightTransfer.backend", f"{transfer.backend.value} is NotSupported by this release: {cure}"
 
 

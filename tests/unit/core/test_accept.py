@@ -96,8 +96,8 @@ FLEET_FAULTS = {
         "spec.weightTransfer.backend hccl needs spec.mode Disaggregated",
     ),
     "a back end whose engine side is not built": (
-        {"weight_transfer": WeightTransfer(backend=TransferBackend.HCCL)},
-        "spec.weightTransfer.backend hccl is NotSupported by this release",
+        {**COLOCATED, "weight_transfer": WeightTransfer(backend=TransferBackend.IPC)},
+        "spec.weightTransfer.backend ipc is NotSupported by this release",
     ),
     "consent where nothing is pickled": (
         {
