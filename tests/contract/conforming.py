@@ -4,16 +4,28 @@ import asyncio
 import secrets
 from decimal import Decimal
 
+import httpx
+
+from rollfleet_cli.conformance.checks.catalogue import ENGINE_CHECKS
 from rollfleet_cli.conformance.checks.check import Check, Subject
-from rollfleet_cli.conformance.checks.wire import Identity
+from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port
 from rollfleet_cli.conformance.forging import forged
 from rollfleet_cli.conformance.running import Verdict, look, run_check
 from rollfleet_cli.conformance.transport import Address, Transport
 from tests.contract.client import PROBE_TOKENS, Operator
 from tests.contract.process import POD_UID, EngineProcess, Site
 
+BY_ID = {check.id: check for check in ENGINE_CHECKS}
 ALLOWED = Decimal("0.0001")
 OTHER_SUBJECT = "system:serviceaccount:default:default"
+
+
+def exchange_of(answer: httpx.Response) -> Exchange:
+    """What a client of this suite got, for the judgements of conformance."""
+    asked = answer.request
+    port = Port.SERVING if asked.url.scheme == "http" else Port.CONTROL
+    call = Call(port, asked.method, asked.url.raw_path.decode())
+    return Exchange(call, answer.status_code, tuple(answer.headers.multi_items()), answer.content)
 
 
 def run(engine: EngineProcess, site: Site, operator: Operator, check: Check) -> Verdict:

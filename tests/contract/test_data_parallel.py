@@ -14,9 +14,11 @@ import httpx
 import pytest
 
 from devtools import vllm_venv
+from rollfleet_cli.conformance.running import Result
 from rollfleet_protocol.refusals import SPANS_HEADER
 from rollfleet_protocol.state import Gate
 from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, catch_running, operation_of, wait_in_flight
+from tests.contract.conforming import BY_ID, run
 from tests.contract.conftest import VLLM, run_engine
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site, until
@@ -223,10 +225,14 @@ def test_c30_ranks_in_requests(operator: Operator, client: Client, models: Model
         assert [now - then for now, then in zip(answered(client), before, strict=True)] == [
             float(each == rank) for each in range(RANKS)
         ]
-    for text in ("2", "-1", "abc", "", "1.0", "99999999"):
-        answer = client.complete("abc", 1, headers={RANK_HEADER: text})
-        assert answer.status == 400, text
-        assert "0 to 1" in answer.body["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["state", "facts", "ranks", "probe", "probe-as-served"])
+def test_c30_an_engine_of_several_ranks_conforms(wide: EngineProcess, site: Site, operator: Operator, name: str):
+    """What is no rank is refused; a probe is answered by each."""
+    operator.update(1, "step-1")
+    verdict = run(wide, site, operator, BY_ID[name])
+    assert (verdict.result, verdict.faults) == (Result.PASSED, ())
 
 
 def answered(client: Client) -> list[float]:

@@ -1,59 +1,11 @@
-"""What clients and the kubelet see: versions demanded, liveness, readiness, and an operator that went silent."""
+"""What clients and the kubelet see: liveness, readiness, and an operator that went silent."""
 
-import pytest
+# Versions demanded and told, errors, chat and token ids: checks of conformance, in test_conformance.py.
 
 from rollfleet_protocol.state import Gate, WeightsState
 from tests.contract.client import LONG_ANSWER, Client, Operator, held
 from tests.contract.models import Models
 from tests.contract.process import until
-
-
-def test_demanded_versions(serving: Operator, client: Client):
-    for headers in (
-        {"X-Weight-Version-Required": "1"},
-        {"X-Weight-Version-Min": "1"},
-        {"X-Weight-Version-Min": "0"},
-        {"x-weight-version-required": "1", "x-weight-version-min": "1"},
-    ):
-        answer = client.complete("abc", 1, headers=headers)
-        assert (answer.status, answer.version) == (200, 1), headers
-    for headers in (
-        {"X-Weight-Version-Required": "2"},
-        {"X-Weight-Version-Required": "0"},
-        {"X-Weight-Version-Min": "2"},
-        {"X-Weight-Version-Required": "1", "X-Weight-Version-Min": "2"},
-    ):
-        answer = client.complete("abc", 1, headers=headers)
-        assert (answer.status, answer.version) == (409, 1), headers
-        assert answer.body["error"]["reason"] == "WrongVersion"
-    for value in ("", "-1", "one", "1.0", "0x1"):
-        assert client.complete("abc", 1, headers={"X-Weight-Version-Required": value}).status == 400, value
-
-
-def test_a_client_cannot_choose_the_version_that_an_answer_names(serving: Operator, client: Client):
-    answer = client.complete("abc", 1, headers={"X-Weight-Version": "77"})
-    assert answer.version == 1
-    assert answer.headers.get_list("X-Weight-Version") == ["1"]
-
-
-def test_errors_of_the_engine_carry_the_version_too(serving: Operator, client: Client):
-    answer = client.complete("abc", 5000)
-    assert (answer.status, answer.version) == (400, 1)
-    assert "max_model_len" in answer.body["error"]["message"]
-    assert client.http.post("/v1/completions", json={"model": "other", "prompt": "abc"}).status_code == 404
-
-
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/inference/v1/generate"])
-def test_other_inference_routes(serving: Operator, client: Client, route: str):
-    body = {
-        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3},
-        "/inference/v1/generate": {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 3, "temperature": 0}},
-    }[route]
-    answer = client.http.post(route, json={"model": "policy", "temperature": 0, **body})
-    assert answer.status_code == 200
-    assert answer.headers["X-Weight-Version"] == "1"
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
-    assert answer.json()["usage"]["completion_tokens"] == 3
 
 
 def test_chat_can_be_streamed(serving: Operator, client: Client):
