@@ -5,13 +5,13 @@ It leaves the fleet as it was, but for the higher version. Interrupted, what was
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from rollfleet_cli.bumping import Scene, Wish, ask_for, look_at
 from rollfleet_cli.cluster import Cluster
-from rollfleet_cli.conformance.checks.asking import completion, request, tokens_only
+from rollfleet_cli.conformance.checks.asking import RANK_HEADER, request
 from rollfleet_cli.conformance.checks.check import Held, Member, Subject
 from rollfleet_cli.conformance.checks.update import Cached, Moved
 from rollfleet_cli.conformance.checks.wire import Call, Exchange
@@ -92,7 +92,8 @@ async def move(
     if committed is None or charge is None or not committed.checkpoint:
         raise ValueError("there is nothing to move to: why_not() is asked first")
     was = await _members(engines)
-    warm = await _each(engines, _warmed)
+    await _long(engines)
+    warm = await _long(engines)
     load = Load(engines)
     try:
         await asyncio.sleep(SETTLE_S)
@@ -101,13 +102,12 @@ async def move(
         )
         tell(asked.words())
         outcome = await _until_served(cluster, scene, asked.version, within_s)
-        firsts = await _each(engines, _long)
-        agains = await _each(engines, _long)
+        firsts, agains = await _long(engines), await _long(engines)
         await asyncio.sleep(SETTLE_S)
     finally:
         await load.stop()
     after = (await asyncio.to_thread(look_at, cluster, *_place(scene))).committed
-    pods = [each.subject.pod for each in engines]
+    places = [f"{each.subject.pod} rank {rank}" for each in engines for rank in range(each.subject.ranks)]
     return Moved(
         before=committed.version,
         wanted=asked.version,
@@ -117,7 +117,7 @@ async def move(
         was=was,
         members=await _members(engines),
         load=tuple(load.seen),
-        cached=() if outcome else tuple(Cached(*each) for each in zip(pods, warm, firsts, agains, strict=True)),
+        cached=() if outcome else tuple(Cached(*each) for each in zip(places, warm, firsts, agains, strict=True)),
         allowed=allowed,
         mixes=mixes(charge),
     )
@@ -155,22 +155,15 @@ async def told_by(engine: Reached) -> Member:
         return Member(engine.subject.pod, engine.subject.state, None, str(error))
 
 
-async def _each(engines: Sequence[Reached], ask: Callable[[Reached], Awaitable[Exchange]]) -> list[Exchange]:
-    return list(await asyncio.gather(*(ask(each) for each in engines)))
+async def _long(engines: Sequence[Reached]) -> list[Exchange]:
+    """A long prompt on every rank of every engine, in their order: each rank has a cache of its own."""
+    places = [(each, rank) for each in engines for rank in range(each.subject.ranks)]
+    calls = (each.transport.carry(long_prompt(each.subject, rank)) for each, rank in places)
+    return list(await asyncio.gather(*calls))
 
 
-async def _warmed(engine: Reached) -> Exchange:
-    """What the second of two equal requests got."""
-    await _long(engine)
-    return await _long(engine)
-
-
-async def _long(engine: Reached) -> Exchange:
-    return await engine.transport.carry(long_prompt(engine.subject))
-
-
-def long_prompt(subject: Subject) -> Call:
-    """One that fills blocks of the prefix cache, under a salt of its own."""
+def long_prompt(subject: Subject, rank: int) -> Call:
+    """One that fills blocks of this rank's prefix cache, under a salt of its own."""
     tokens = subject.probe_tokens * (1 + LONG_PROMPT // len(subject.probe_tokens))
     longer = replace(subject, probe_tokens=tokens[:LONG_PROMPT])
-    return request(longer, 1) if tokens_only(subject) else completion(longer, 1)
+    return request(longer, 1, ((RANK_HEADER, str(rank)),))

@@ -18,7 +18,7 @@ MOST_TOLD = 3  # of answers that are wrong in the same way
 class Cached:
     """Three times the same long prompt: before the update when it was cached, as the first after it, and once more."""
 
-    pod: str
+    pod: str  # and rank
     warm: Exchange
     first: Exchange
     again: Exchange
