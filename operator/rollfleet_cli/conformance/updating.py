@@ -16,7 +16,7 @@ from rollfleet_cli.conformance.checks.check import Held, Member, Subject
 from rollfleet_cli.conformance.checks.update import Cached, Moved
 from rollfleet_cli.conformance.checks.wire import Call, Exchange
 from rollfleet_cli.conformance.reaching import Reached
-from rollfleet_cli.conformance.running import NoStateError, member_of
+from rollfleet_cli.conformance.running import CHECK_S, NoStateError, member_of
 from rollfleet_cli.errors import CommandError
 from rollfleet_cli.following import has_reached, look
 from rollfleet_operator.api.weightversion import PauseMode, StrategyType, WeightVersion
@@ -149,10 +149,14 @@ async def _members(engines: Sequence[Reached]) -> tuple[Member, ...]:
 async def told_by(engine: Reached) -> Member:
     """What the engine says of itself now, or why it says nothing."""
     try:
-        await engine.renew()
-        return await member_of(engine.transport, engine.subject)
+        async with asyncio.timeout(CHECK_S):
+            await engine.renew()
+            return await member_of(engine.transport, engine.subject)
+    except TimeoutError:
+        why = f"no answer within {CHECK_S:g} s"
     except (NoStateError, RollfleetError) as error:
-        return Member(engine.subject.pod, engine.subject.state, None, str(error))
+        why = str(error)
+    return Member(engine.subject.pod, engine.subject.state, None, why)
 
 
 async def _long(engines: Sequence[Reached]) -> list[Exchange]:
