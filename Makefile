@@ -75,9 +75,9 @@ check-rlconfig: setup ## compare what we know of rl_config with a checkout's own
 	@$(BIN)/python -m devtools.check_rlconfig "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))"
 
 .PHONY: check-ascend
-check-ascend: setup ## compare what our backends rely on with a checkout, and push by its own packed broadcasts: VLLM_ASCEND=PATH
-	@$(BIN)/python -m devtools.check_ascend "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))"
-	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py -q
+check-ascend: setup ## compare what our backends rely on with a checkout, and push by its own code: VLLM_ASCEND=PATH [TORCH_NPU=PATH]
+	@$(BIN)/python -m devtools.check_ascend "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))" $(if $(TORCH_NPU),--torch-npu "$(TORCH_NPU)")
+	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py tests/vllm/test_ipc.py -q
 
 .PHONY: model
 model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further

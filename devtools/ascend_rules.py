@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 WRAPPER = "vllm_ascend/distributed/device_communicators/pyhccl_wrapper.py"
 PACKED = "vllm_ascend/distributed/weight_transfer/packed_tensor.py"
+IPC = "vllm_ascend/distributed/weight_transfer/npu_ipc_engine.py"
 REGISTER = "vllm_ascend/distributed/weight_transfer/__init__.py"
 
 
@@ -76,6 +77,50 @@ RULES = (
         "register_engine",
         "what spec.weightTransfer.backend is called there (launch table)",
         arguments=(),
-        holds=("'hccl', 'vllm_ascend.distributed.weight_transfer.hccl_engine', 'HCCLWeightTransferEngine'",),
+        holds=(
+            "'hccl', 'vllm_ascend.distributed.weight_transfer.hccl_engine', 'HCCLWeightTransferEngine'",
+            "'npu_ipc', 'vllm_ascend.distributed.weight_transfer.npu_ipc_engine', 'NPUIPCWeightTransferEngine'",
+        ),
+    ),
+    Rule(
+        IPC,
+        "npu_generate_uuid",
+        "names a physical NPU, for trainer and worker alike",
+        arguments=("logical_device",),
+        holds=("return f'{get_ip()}-{physical_device}'",),
+    ),
+    Rule(
+        IPC,
+        "NPUIPCWeightTransferUpdateInfo",
+        "reads pickled handles, where VLLM_ALLOW_INSECURE_SERIALIZATION=1, as vLLM's class does",
+        holds=("class NPUIPCWeightTransferUpdateInfo(IPCWeightTransferUpdateInfo)",),
+    ),
+    Rule(
+        IPC,
+        "NPUIPCWeightTransferEngine.start_weight_update",
+        "prepares no layer for new weights: why its receiving is not used",
+        arguments=(),
+        holds=("pass",),
+    ),
+    Rule(
+        IPC,
+        "NPUIPCTrainerWeightTransferEngine.trainer_init",
+        "tells whether a buffer or each tensor is described (IpcInit)",
+        arguments=("cls", "init_info", "client", "source"),
+        holds=("engine.client.init_weight_transfer_engine({'packed': init_info.packed})",),
+    ),
+    Rule(
+        IPC,
+        "NPUIPCTrainerWeightTransferEngine._send_unpacked",
+        "describes each tensor, row by row (IpcUpdate)",
+        arguments=("source",),
+        holds=("weight = tensor.detach().contiguous()", "ipc_handles.append({self.npu_uuid: ipc_args})"),
+    ),
+    Rule(
+        PACKED,
+        "packed_npu_ipc_producer",
+        "describes a buffer of bytes, in which tensors follow each other (IpcUpdate)",
+        arguments=("iterator", "npu_uuid", "post_iter_func", "buffer_size_bytes"),
+        holds=("'ipc_handle': {npu_uuid: ipc_args}", "'tensor_sizes': tensor_sizes"),
     ),
 )

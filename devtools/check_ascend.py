@@ -1,6 +1,7 @@
 """Compares what our backends rely on in vLLM-Ascend (devtools/ascend_rules.py) with a checkout, by reading its sources.
 
-`python -m devtools.check_ascend CHECKOUT` (make check-ascend VLLM_ASCEND=CHECKOUT). Nothing is imported or run.
+`python -m devtools.check_ascend CHECKOUT [--torch-npu CHECKOUT]` (make check-ascend VLLM_ASCEND=CHECKOUT, and
+TORCH_NPU: that one with devtools/torch_npu_rules.py). Nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from devtools import torch_npu_rules
 from devtools.ascend_rules import RULES, Rule
 
 _Named = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
@@ -23,10 +25,15 @@ class CheckoutError(Exception):
 
 @cache
 def _parsed(file: Path) -> ast.Module:
+    return ast.parse(_read(file))
+
+
+def _read(file: Path) -> str:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise CheckoutError(f"{file}: {error.strerror}: is this a checkout of vllm-ascend?") from error
+        whose = "torch_npu" if "torch_npu" in file.parts else "vllm-ascend"
+        raise CheckoutError(f"{file}: {error.strerror}: is this a checkout of {whose}?") from error
 
 
 def _find(body: Sequence[ast.stmt], name: str) -> _Named | None:
@@ -75,28 +82,37 @@ def differences(checkout: Path, rule: Rule, *, bodies: bool = True) -> Iterator[
         yield from (f"it has no {each!r}" for each in rule.holds if each not in text)
 
 
-def check(checkout: Path) -> int:
+def check(checkout: Path, rules: Sequence[Rule] = RULES, texts: Sequence[torch_npu_rules.Text] = ()) -> int:
     """The number of rules that do not hold, each printed."""
     wrong = 0
-    for rule in RULES:
-        found = list(differences(checkout, rule))
-        wrong += bool(found)
-        state = "DIFFERS" if found else "holds  "
-        print(f"{state} {rule.file}: {rule.name} ({rule.why}){': ' if found else ''}{'; '.join(found)}")
-    print(f"{len(RULES) - wrong} of {len(RULES)} rules hold")
+    for rule in rules:
+        wrong += _tell(f"{rule.file}: {rule.name} ({rule.why})", list(differences(checkout, rule)))
+    for text in texts:
+        said = "".join(text.says.split()) in "".join(_read(checkout / text.file).split())
+        wrong += _tell(f"{text.file}: {text.says} ({text.why})", [] if said else ["it does not say so"])
+    print(f"{len(rules) + len(texts) - wrong} of {len(rules) + len(texts)} rules hold")
     return wrong
+
+
+def _tell(what: str, wrong: list[str]) -> bool:
+    print(f"{'DIFFERS' if wrong else 'holds  '} {what}{': ' if wrong else ''}{'; '.join(wrong)}")
+    return bool(wrong)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """0: all rules hold; 1: some do not; 2: there is nothing to compare with."""
     parser = argparse.ArgumentParser(description="compare vLLM-Ascend with devtools/ascend_rules.py")
     parser.add_argument("checkout", type=Path)
+    parser.add_argument("--torch-npu", type=Path, help="a checkout of github:Ascend/pytorch")
     chosen = parser.parse_args(arguments)
     try:
-        return 1 if check(chosen.checkout) else 0
+        wrong = check(chosen.checkout)
+        if chosen.torch_npu is not None:
+            wrong += check(chosen.torch_npu, torch_npu_rules.RULES, torch_npu_rules.TEXTS)
     except CheckoutError as error:
         print(f"check-ascend: {error}", file=sys.stderr)
         return 2
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

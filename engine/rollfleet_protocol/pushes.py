@@ -12,6 +12,7 @@ from math import prod
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, model_validator
+from typing_extensions import TypeAliasType
 
 DTYPES = {  # torch's name -> safetensors' name, bytes
     "bool": ("BOOL", 1),
@@ -43,6 +44,7 @@ SHM_NAME = re.compile(r"rollfleet-[0-9a-f]{32}")
 TRAINER_ERROR_KEY = "rollfleet/trainer-error"  # in the group's store: why the trainer broke off
 LONGEST_WORDS = 1000
 HCCL_ID_BYTES = 4108  # of hcclUniqueId (vllm_ascend/distributed/device_communicators/pyhccl_wrapper.py)
+LONGEST_PICKLE = 12 << 20  # characters, of what vLLM's HTTP client makes of its handles
 MOST_SETTINGS = 32  # of an update call, beside the tensors
 
 BufferBytes = Annotated[int, Field(ge=SMALLEST_BUFFER, le=LARGEST_BUFFER, multiple_of=8)]
@@ -54,6 +56,18 @@ Group = Annotated[str, Field(max_length=256)]
 TensorName = Annotated[str, Field(min_length=1, max_length=512)]
 DtypeName = Annotated[str, Field(max_length=32)]
 Shape = Annotated[list[Annotated[int, Field(ge=1, le=MOST_BYTES)]], Field(max_length=MOST_DIMENSIONS), FailFast()]
+
+
+# Named, because FailFast cannot be hashed and typing hashes what stands beside a None.
+ByteCounts = TypeAliasType(
+    "ByteCounts",
+    Annotated[
+        list[Annotated[int, Field(strict=True, ge=1, le=MOST_BYTES)]], Field(max_length=MOST_TENSORS), FailFast()
+    ],
+)
+ManyHandles = TypeAliasType(
+    "ManyHandles", Annotated[list[dict[str, object]], Field(max_length=MOST_TENSORS), FailFast()]
+)
 
 
 class Native(BaseModel):
@@ -206,7 +220,14 @@ class StartCall(Native):
 
 
 class UpdateInfo(TensorList):
-    """An update of any backend, which reads what it needs beside the tensors: plain values, by name."""
+    """An update of any backend, which reads what it needs beside the tensors: plain values, by name.
+
+    Only backend ipc has more to say than a few plain values; it looks into these three itself.
+    """
+
+    ipc_handles: dict[str, object] | ManyHandles | None = None
+    ipc_handles_pickled: Annotated[str, Field(max_length=LONGEST_PICKLE)] | None = None
+    tensor_sizes: ByteCounts | None = None
 
     @model_validator(mode="after")
     def _other_fields(self) -> Self:

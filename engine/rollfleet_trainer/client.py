@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from rollfleet_protocol.ipc import plain_handles
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.words import visible
 from rollfleet_trainer.errors import TransferError
@@ -46,8 +47,11 @@ class GuardClient:
         self._post("start_weight_update", {})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Phase 3: the workers receive what is sent meanwhile. Blocks until they have."""
-        self._post("update_weights", {"update_info": update_info})
+        """Phase 3: the workers receive what is sent meanwhile. Blocks until they have.
+
+        Handles as vLLM-Ascend's own trainer engine has them (ipc_handles, tuples) go as JSON: nothing is pickled.
+        """
+        self._post("update_weights", {"update_info": _plain(update_info)})
 
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
         """Phase 4: counted, compared with `digest` (of what was sent, where that is known), applied."""
@@ -72,6 +76,12 @@ class GuardClient:
     def close(self) -> None:
         """Let go of connections."""
         self._http.close()
+
+
+def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
+    """As JSON takes it, without what vLLM's classes leave empty."""
+    found = {name: value for name, value in update_info.items() if value is not None}
+    return found | {"ipc_handles": plain_handles(found["ipc_handles"])} if "ipc_handles" in found else found
 
 
 def _words(answer: httpx.Response) -> str:

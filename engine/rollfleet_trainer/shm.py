@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from rollfleet_protocol.pushes import PACKED_BUFFER_BYTES, SHM_FOLDER
 from rollfleet_trainer.fan_out import Target, settle
 from rollfleet_trainer.sender import Sender
-from rollfleet_trainer.tensors import Sent, listed, nbytes, raw_bytes
+from rollfleet_trainer.tensors import Sent, listed, loads, raw_bytes
 
 
 class ShmSender(Sender):
@@ -34,24 +34,11 @@ class ShmSender(Sender):
         return True  # the engines say where it was not called
 
     def _send(self, tensors: Mapping[str, torch.Tensor], sent: Sent) -> None:
-        for names in self._loads(tensors):
+        for names in loads(tensors, self._buffer_bytes):
             load = {name: tensors[name] for name in names}
             self._write(load, sent)
             self._update(listed(load) | {"file": self._file, "offset": 0})
             settle(self._receiving)
-
-    def _loads(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-        """Names of as many tensors as fit at a time; one that is too large comes alone."""
-        names: list[str] = []
-        filled = 0
-        for name, tensor in tensors.items():
-            if names and filled + nbytes(tensor) > self._buffer_bytes:
-                yield names
-                names, filled = [], 0
-            names.append(name)
-            filled += nbytes(tensor)
-        if names:
-            yield names
 
     def _write(self, load: Mapping[str, torch.Tensor], sent: Sent) -> None:
         place = 0

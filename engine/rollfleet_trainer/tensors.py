@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,20 @@ def raw_bytes(tensor: torch.Tensor) -> Bytes:
 def nbytes(tensor: torch.Tensor) -> int:
     """Of its elements."""
     return int(tensor.numel() * tensor.element_size())
+
+
+def loads(tensors: Mapping[str, torch.Tensor], buffer_bytes: int) -> Iterator[list[str]]:
+    """Names of as many tensors as fit into a buffer at a time; one that is too large comes alone."""
+    names: list[str] = []
+    filled = 0
+    for name, tensor in tensors.items():
+        if names and filled + nbytes(tensor) > buffer_bytes:
+            yield names
+            names, filled = [], 0
+        names.append(name)
+        filled += nbytes(tensor)
+    if names:
+        yield names
 
 
 @dataclass

@@ -14,14 +14,21 @@ SUBJECT, UID = "system:serviceaccount:rl:grpo", "grpo-uid"
 
 
 class Trainer:
-    """Who sends: an operator's words to arm the engine, and a process that pushes."""
+    """Who sends: an operator's words to arm the engine, and a process that pushes (`pusher`, a module)."""
 
-    def __init__(self, engine: EngineProcess, site: Site, models: Models, **environ: str) -> None:
+    def __init__(
+        self,
+        engine: EngineProcess,
+        site: Site,
+        models: Models,
+        pusher: str = "tests.contract.pusher",
+        **environ: str,
+    ) -> None:
         self.operator = Operator(engine, site)
         self._engine, self._site, self._models = engine, site, models
         self.token = self.operator.make_token(subject=SUBJECT, uid=UID)
         self._process = subprocess.Popen(
-            [str(vllm_venv.venv_path() / "bin" / "python"), "-m", "tests.contract.pusher"],
+            [str(vllm_venv.venv_path() / "bin" / "python"), "-m", pusher],
             cwd=ROOT,
             env={
                 "PYTHONPATH": ":".join(map(str, (ROOT, ROOT / "engine", ROOT / "kernels", *engine.kind.python_path))),

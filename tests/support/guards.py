@@ -61,7 +61,13 @@ OPERATOR_TOKEN = f"{OPERATOR.subject}/{OPERATOR.uid}"
 class Guarded:
     """A guard with an engine in memory, and short ways to drive it."""
 
-    def __init__(self, hold: Hold | None = None, engine: "MemoryEngine | None" = None, backend: str = "gloo") -> None:
+    def __init__(
+        self,
+        hold: Hold | None = None,
+        engine: "MemoryEngine | None" = None,
+        backend: str = "gloo",
+        unpickles: bool = False,
+    ) -> None:
         self.engine = engine or MemoryEngine()
         self.app = MemoryApp(self.engine)
         self.stager = MemoryStager()
@@ -69,7 +75,9 @@ class Guarded:
         self.stream = io.StringIO()
         self.log = GuardLog({}, self.stream)
         self.waiting = WaitingRoom(self.turnstile, hold)
-        self.service = GuardService(self.engine, self.stager, self.turnstile, self.log, self.waiting, backend=backend)
+        self.service = GuardService(
+            self.engine, self.stager, self.turnstile, self.log, self.waiting, backend=backend, unpickles=unpickles
+        )
         self.serving = Serving(self.app, self.turnstile, self.service, self.waiting)
 
     def lines(self, event: str) -> list[dict[str, Any]]:

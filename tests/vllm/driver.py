@@ -155,11 +155,14 @@ class Driver:
 
 
 def sender_of(backend: str, target: Target) -> Sender:
-    """hccl needs its stand-in on the path (tests/support/ascend)."""
+    """hccl and ipc need their stand-in on the path (tests/support/ascend)."""
     if backend == "gloo":
         return GlooSender([target], "127.0.0.1", buffer_bytes=1 << 16)
     if backend == "shm":
         return ShmSender([target])
+    if backend == "ipc":
+        made: Sender = import_module("rollfleet_trainer.ipc").IpcSender([target], buffer_bytes=1 << 16, device="cpu")
+        return made
     sender: type[Sender] = import_module("rollfleet_trainer.hccl").HcclSender
     return sender([target], buffer_bytes=1 << 16)
 

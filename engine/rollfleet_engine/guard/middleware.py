@@ -82,10 +82,12 @@ class GuardedApp:
             config, turnstile = self._config, Turnstile()
             waiting = WaitingRoom(turnstile, config.hold)
             stager = self._stager or CheckpointStager(config)
-            backend = "" if config.weight_transfer is None else config.weight_transfer.backend.value
+            transfer = config.weight_transfer
+            backend = "" if transfer is None else transfer.backend.value
+            unpickles = transfer is not None and transfer.insecure_serialization
             adapter = self._adapter_of(scope)
             await self._look(adapter)
-            service = GuardService(adapter, stager, turnstile, self._log, waiting, config.pod_uid, backend)
+            service = GuardService(adapter, stager, turnstile, self._log, waiting, config.pod_uid, backend, unpickles)
             verifier = self._verifier or ServiceAccountVerifier(config.audience, config.tokens)
             app = ControlApp(service, verifier, config.operator, self._log)
             control: AsgiApp = app

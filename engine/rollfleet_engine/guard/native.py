@@ -57,7 +57,7 @@ async def _start(session: PushSession, body: bytes) -> None:
 
 async def _update(session: PushSession, body: bytes) -> None:
     _require_few_values(body)
-    await session.update(UpdateCall.model_validate_json(body).update_info.model_dump())
+    await session.update(UpdateCall.model_validate_json(body).update_info.model_dump(exclude_unset=True))
 
 
 async def _finish(session: PushSession, body: bytes) -> None:

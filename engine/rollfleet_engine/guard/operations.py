@@ -71,9 +71,11 @@ class Operations:
         report: Callable[[Event], None],
         require_no_crash: Callable[[asyncio.Task[None]], None],
         backend: str = "",
+        unpickles: bool = False,
     ) -> None:
         self._adapter = adapter
         self._backend = backend  # the one that pushes may come by; empty: none, weights come by checkpoints only
+        self._unpickles = unpickles  # the spec consents to handles that a trainer pickled
         self._stager = stager
         self._turnstile = turnstile
         self._log = log
@@ -293,7 +295,7 @@ class Operations:
         if workers != push.workers:
             message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
-        session = PushSession(self._adapter, command, push, deadline, lambda: self._touch(operation))
+        session = PushSession(self._adapter, command, push, deadline, lambda: self._touch(operation), self._unpickles)
         self.push = self._pushes[operation.id] = session
         try:
             return await session.run(recover=self._state().needs_recovery)

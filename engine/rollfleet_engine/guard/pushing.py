@@ -30,6 +30,11 @@ class SupersededError(OutOfOrderError):
 
 
 _ENDED = "this transfer has ended"
+_PICKLED = (
+    "ipc_handles_pickled is refused: reading a pickle may run any code. Send ipc_handles as JSON, as rollfleet_trainer "
+    "does (IpcSender, or GuardClient in place of vLLM's HTTP client), or consent to pickles by "
+    "spec.weightTransfer.insecureSerialization: Allowed"
+)
 
 
 def _nothing() -> None:
@@ -37,7 +42,10 @@ def _nothing() -> None:
 
 
 class PushSession:
-    """One push. `touch` is called before the first call that may put old tensors away; False: it must not be made."""
+    """One push. `touch` is called before the first call that may put old tensors away; False: it must not be made.
+
+    `unpickles`: the spec consents to what a trainer pickled (insecureSerialization).
+    """
 
     def __init__(
         self,
@@ -46,7 +54,9 @@ class PushSession:
         push: Push,
         deadline: Deadline,
         touch: Callable[[], bool],
+        unpickles: bool = False,
     ) -> None:
+        self._unpickles = unpickles
         self._adapter = adapter
         self._command = command
         self._push = push
@@ -186,6 +196,8 @@ class PushSession:
         self._require_turn("update")
 
         async def update(left_s: float) -> None:
+            if info.get("ipc_handles_pickled") is not None and not self._unpickles:
+                raise EngineError(FailureReason.TRANSFER_FAILED, _PICKLED)
             self._updates += 1
             await self._adapter.push_update(info, left_s)
 

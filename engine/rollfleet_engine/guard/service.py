@@ -71,6 +71,7 @@ class GuardService:
         waiting: WaitingRoom | None = None,
         pod_uid: str = "",
         backend: str = "",
+        unpickles: bool = False,
     ) -> None:
         self._pod_uid = pod_uid
         self._adapter = adapter
@@ -81,7 +82,15 @@ class GuardService:
         self.tallies = Tallies(time.monotonic())
         self._state = GuardState(incarnation=uuid.uuid4().hex)
         self._operations = Operations(
-            adapter, stager, turnstile, log, lambda: self._state, self._report, self._require_no_crash, backend
+            adapter,
+            stager,
+            turnstile,
+            log,
+            lambda: self._state,
+            self._report,
+            self._require_no_crash,
+            backend,
+            unpickles,
         )
         self._probing = Probing(adapter, lambda: self._state)
         self._changed = asyncio.Event()

@@ -12,7 +12,6 @@ from rollfleet_engine.launch.problems import find_problems
 from rollfleet_engine.launch.problems_platform import platform_warnings
 from rollfleet_engine.launch.wishes import Speech, batch_invariant, json_options, platform_of, spoken
 from rollfleet_protocol.engine_config import EngineConfig
-from rollfleet_protocol.launch_settings import TransferBackend
 from rollfleet_protocol.launch_variables import PYTHON_VARIABLES, VLLM_VARIABLES
 from rollfleet_protocol.termination import Problem
 
@@ -154,8 +153,8 @@ def _npu_warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -
             yield "VLLM_BATCH_INVARIANT=1 is set by spec.env or the image: as spec.rlConfig.enableBatchInvariant"
         yield "batch invariance: a preempted request is computed anew otherwise; give the KV cache room for all"
     transfer = config.weight_transfer
-    if transfer is not None and transfer.backend is TransferBackend.IPC and not transfer.insecure_serialization:
-        yield "backend ipc without spec.weightTransfer.insecureSerialization: pickled handles are refused"
+    if transfer is not None and transfer.insecure_serialization:
+        yield "spec.weightTransfer.insecureSerialization is Allowed: who may push weights may run code in this engine"
 
 
 def redact(argv: tuple[str, ...]) -> list[str]:

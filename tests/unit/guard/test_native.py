@@ -148,6 +148,36 @@ async def test_breaking_off_needs_a_reason_of_bounded_length(guarded: Guarded, b
     assert (await Visit(guarded, "/abort_weight_update", b'{"reason": "x"}', OTHER).whole())[0] == 403
 
 
+PICKLED = json.dumps({"update_info": TENSORS | {"ipc_handles_pickled": "gASVAAAA"}}).encode()
+
+
+async def test_a_pickle_ends_the_push_before_a_worker_hears_of_it(guarded: Guarded) -> None:
+    await order(guarded)
+    await Visit(guarded, "/start_weight_update").whole()
+    status, told = await Visit(guarded, "/update_weights", PICKLED).whole()
+    state = await guarded.ended()
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    for words in (told, state.operation.failure.message):
+        assert "ipc_handles_pickled is refused" in words
+        assert "spec.weightTransfer.insecureSerialization: Allowed" in words
+    assert status == 502
+    assert state.weights.state is WeightsState.VERIFIED, "nothing was touched"
+    assert guarded.engine.calls["push_update"] == 0
+
+
+async def test_with_consent_a_pickle_goes_to_the_workers_unread() -> None:
+    one = Guarded(backend="gloo", unpickles=True)
+    await one.serve_initial()
+    await one.close(2, 2)
+    await one.arm(2)
+    await order(one)
+    await Visit(one, "/start_weight_update").whole()
+    assert (await Visit(one, "/update_weights", PICKLED).whole())[0] == 200
+    assert one.engine.calls["push_update"] == 1
+    await one.service.stop()
+
+
 @pytest.mark.parametrize("successor", [OTHER, GRPO], ids=["another-sender", "the-same-in-a-newer-epoch"])
 @pytest.mark.parametrize("path", ["/init_weight_transfer_engine", "/start_weight_update"])
 async def test_a_call_counts_for_the_push_of_its_head_and_no_other(

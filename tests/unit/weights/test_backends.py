@@ -49,7 +49,7 @@ def test_ours_are_the_ones_that_the_distribution_declares() -> None:
 
 
 def test_a_wrong_name_fails_with_the_list_of_what_is_there() -> None:
-    with pytest.raises(PushError, match=r"no backend 'nccl': there are gloo, hccl, shm"):
+    with pytest.raises(PushError, match=r"no backend 'nccl': there are gloo, hccl, ipc, shm"):
         registry.make("nccl")
 
 

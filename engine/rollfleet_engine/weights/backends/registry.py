@@ -20,6 +20,7 @@ GROUP = "rollfleet.weight_backends"
 OURS: Mapping[str, str] = {
     "gloo": "rollfleet_engine.weights.backends.gloo:GlooBackend",
     "hccl": "rollfleet_engine.weights.backends.hccl:HcclBackend",
+    "ipc": "rollfleet_engine.weights.backends.ipc:IpcBackend",
     "shm": "rollfleet_engine.weights.backends.shm:ShmBackend",
 }
 

@@ -40,5 +40,7 @@ npu.current_stream = Stream
 npu.stream = _on
 npu.device = _on
 npu.current_device = lambda: 0
+npu.synchronize = lambda: None
+npu.is_available = lambda: False  # as transformers asks, which vLLM imports
 torch.npu = npu
 torch.Tensor.npu = _tensor_npu
