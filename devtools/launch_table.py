@@ -63,7 +63,7 @@ _HEAD = f"""<!-- Made by `make generate` from engine/rollfleet_engine/launch/dia
 What a RolloutEngine asks for ([launch.md](launch.md)), and the launcher's words for it. Every engine starts with
 `VLLM_SERVER_DEV_MODE=1` (control routes, behind the guard) and with
 `--weight-transfer-config {{"backend": "{TRANSFER_BACKEND}"}}`: one composite transfer engine.
-It uses the backend that the spec names; the operator refuses ipc by name until our side of a push is built.
+It uses the backend that the spec names.
 What is said to vLLM-Ascend is untested on hardware
 ([hardware.md](hardware.md)). vLLM 0.23, and what else has no column, is not started.
 """

@@ -236,7 +236,7 @@ class PlatformWords:
 
 _NPU = "it is vLLM-Ascend's: this engine has another platform"
 _NO_NPU = Absent(_NPU, "use an image with vLLM-Ascend, or set it to false")
-_FOR_CPU = Absent("it is for CPUs", "leave spec.weightTransfer out, and bring weights by checkpoints")
+_FOR_CPU = Absent("it is for CPUs", "use hccl, ipc where trainer and engine share NPUs, or checkpoints alone")
 _V2_NEEDS_TRITON = "Model Runner V2 needs Triton on the device, and the CPU has none"
 CPU = PlatformWords(
     name="CPU",
@@ -278,10 +278,9 @@ _PIECEWISE: Mapping[str, str] = {"cudagraph_mode": "PIECEWISE"}
 # Not switched off by vLLM-Ascend itself (vllm-ascend#16232): results would still depend on the batch.
 _ONE_PREFILL = ("--no-enable-chunked-prefill", "--no-enable-prefix-caching", "--block-size", "128")
 _MANY_PREFILLS = ("--enable-chunked-prefill", "--enable-prefix-caching")
-_NOT_BUILT = "the operator refuses it until our side of the push is built"
 _ASCEND_TRANSFER: Vocabulary = {
     Feature.HCCL: Words(note="our back end over vLLM-Ascend's HCCL library and packed broadcasts"),
-    Feature.IPC: Words(note=f"registered by vLLM-Ascend as npu_ipc; {_NOT_BUILT}"),
+    Feature.IPC: Words(note="our back end over torch_npu's handles, NPUs named as vLLM-Ascend's npu_ipc names them"),
     Feature.GLOO: _FOR_CPU,
     Feature.SHM: _FOR_CPU,
 }

@@ -49,13 +49,12 @@ class WeightTransfer(ApiModel):
     """How a trainer pushes weights."""
 
     backend: TransferBackend
-    """hccl: between engines and trainer on different NPUs (untested on hardware). gloo: the same on CPUs. shm: on CPUs
-    of one host, mode Colocated. ipc, the same for NPUs, is NotSupported by this release: a RolloutEngine that names it
-    is not Accepted."""
+    """hccl: between engines and trainer on different NPUs (untested on hardware). gloo: the same on CPUs. ipc: on
+    the same NPUs, mode Colocated (untested on hardware). shm: the same on CPUs of one host."""
     insecure_serialization: InsecureSerialization = InsecureSerialization.FORBIDDEN
-    """Allowed: engines unpickle what an authenticated trainer sends (VLLM_ALLOW_INSECURE_SERIALIZATION=1): it may run
-    code in them. For backend ipc, whose handles vLLM-Ascend's HTTP client pickles; nothing else may have it,
-    and ipc is NotSupported by this release."""
+    """Allowed: engines unpickle handles that an authenticated trainer sends (VLLM_ALLOW_INSECURE_SERIALIZATION=1): it
+    may run code in them. Only for backend ipc with a trainer that keeps vLLM's own HTTP client; rollfleet_trainer sends
+    handles as JSON and needs no consent."""
 
 
 class Switch(StrEnum):

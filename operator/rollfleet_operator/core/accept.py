@@ -18,7 +18,6 @@ from rollfleet_operator.core.observed import Settings
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.steps import source_of
 from rollfleet_protocol.launch_rules import faults
-from rollfleet_protocol.launch_settings import TransferBackend
 from rollfleet_protocol.launch_variables import variable_faults
 
 RESERVED_ENV = (
@@ -46,12 +45,9 @@ def _refused(reason: Reason, message: str) -> Verdict:
     return Verdict(False, reason, message)
 
 
-NOT_BUILT = (TransferBackend.IPC,)  # the launcher knows it; the engine side of a push does not
-
-
 def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
     """Whether engines may be made from this."""
-    for field, text in chain(_faults(fleet), _launch_faults(fleet, settings), _not_built(fleet)):
+    for field, text in chain(_faults(fleet), _launch_faults(fleet, settings)):
         return _refused(Reason.INVALID_SPEC, f"{field} {text}")
     if not settings.host_path_allowed:
         for field, source in _sources(fleet):
@@ -59,13 +55,6 @@ def judge_fleet(fleet: RolloutEngine, settings: Settings) -> Verdict:
                 cure = "use a persistentVolumeClaim, or set the chart's hostPathVolumes.allowed"
                 return _refused(Reason.HOST_PATH_NOT_ALLOWED, f"{field}.hostPath is not allowed here: {cure}")
     return ACCEPTED
-
-
-def _not_built(fleet: RolloutEngine) -> Iterator[tuple[str, str]]:
-    transfer = fleet.spec.weight_transfer
-    if transfer is not None and transfer.backend in NOT_BUILT:
-        cure = "leave spec.weightTransfer out and bring weights by checkpoints, or use shm on CPUs"
-        yield "spec.weightTransfer.backend", f"{transfer.backend.value} is NotSupported by this release: {cure}"
 
 
 def _sources(fleet: RolloutEngine) -> Iterator[tuple[str, VolumeSource]]:

@@ -95,10 +95,6 @@ FLEET_FAULTS = {
         {**COLOCATED, "weight_transfer": WeightTransfer(backend=TransferBackend.HCCL)},
         "spec.weightTransfer.backend hccl needs spec.mode Disaggregated",
     ),
-    "a back end whose engine side is not built": (
-        {**COLOCATED, "weight_transfer": WeightTransfer(backend=TransferBackend.IPC)},
-        "spec.weightTransfer.backend ipc is NotSupported by this release",
-    ),
     "consent where nothing is pickled": (
         {
             **COLOCATED,
@@ -149,6 +145,16 @@ def test_a_fault_of_the_fleet_names_its_field(case: str) -> None:
     verdict = judge_fleet(make_fleet(**spec), make_settings())
     assert (verdict.accepted, verdict.reason) == (False, Reason.INVALID_SPEC)
     assert words in verdict.message
+
+
+@pytest.mark.parametrize("backend", TransferBackend)
+def test_every_backend_is_accepted_in_its_mode(backend: TransferBackend) -> None:
+    handles = backend in (TransferBackend.IPC, TransferBackend.SHM)
+    mode = COLOCATED if handles else {}
+    consents = [InsecureSerialization.FORBIDDEN, *([InsecureSerialization.ALLOWED] if backend == "ipc" else [])]
+    for consent in consents:
+        transfer = WeightTransfer(backend=backend, insecure_serialization=consent)
+        assert judge_fleet(make_fleet(**mode, weight_transfer=transfer), make_settings()).accepted
 
 
 def test_host_paths_are_accepted_only_where_they_are_allowed() -> None:

@@ -8,7 +8,6 @@ from devtools.launch_table import COLUMNS, PAGE, SEED, cell, render
 from rollfleet_engine.launch.dialects import CPU, DIALECTS, dialect_of
 from rollfleet_engine.launch.words import Feature
 from rollfleet_operator.api.crd import ROLLOUT_ENGINE, build_schema
-from rollfleet_operator.core.accept import NOT_BUILT
 
 CHECKLIST = Path(__file__).with_name("seed-checklist.txt")
 ROOT = Path(__file__).parents[3]
@@ -68,14 +67,6 @@ def test_rl_config_s_own_keys_are_said_where_it_exists(setting):
 def test_a_cpu_is_never_told_to_unpickle():
     (column,) = ((dialect_of(release), platform) for _, release, platform in COLUMNS if platform is CPU)
     assert cell(Feature.INSECURE_SERIALIZATION, *column).startswith("no: ")
-
-
-@pytest.mark.parametrize("feature", [Feature.HCCL, Feature.IPC, Feature.GLOO, Feature.SHM])
-def test_what_the_operator_refuses_is_said_in_every_column_and_of_nothing_else(feature):
-    refused = feature.value.rpartition(" ")[2] in {backend.value for backend in NOT_BUILT}
-    for _, release, platform in COLUMNS:
-        told = cell(feature, dialect_of(release), platform)
-        assert told.startswith("no: ") or ("the operator refuses it" in told) is refused
 
 
 def test_every_spoken_range_has_a_column():
