@@ -22,7 +22,7 @@ from rollfleet_engine.launch.dialects import (
 )
 from rollfleet_engine.launch.plan import TRANSFER_BACKEND
 from rollfleet_engine.launch.wishes import words_for
-from rollfleet_engine.launch.words import Absent, Feature
+from rollfleet_engine.launch.words import Absent, Feature, filled
 
 PAGE = Path("docs/launch-table.md")
 COLUMNS: tuple[tuple[str, str, PlatformWords], ...] = (
@@ -103,7 +103,7 @@ def cell(feature: Feature, dialect: Dialect, platform: PlatformWords) -> str:
     words = words_for(feature, dialect, platform)
     if isinstance(words, Absent):
         return f"no: {words.reason}"
-    said = [f"`{name}={value}`" for name, value in words.env.items()]
+    said = [f"`{name}={filled(value, '...')}`" for name, value in words.env.items()]
     said += [f"`{option} {value}`" if value else f"`{option}`" for option, value in words.options("...")]
     for option, value in (("--additional-config", words.additional), ("--compilation-config", words.compilation)):
         said += [f"`{option} {json.dumps(value)}`"] if value else []

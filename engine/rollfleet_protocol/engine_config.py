@@ -1,7 +1,7 @@
 """What the operator tells a launcher: the engine's part of a RolloutEngine, as JSON in ROLLFLEET_ENGINE_CONFIG."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
@@ -13,7 +13,9 @@ ENGINE_CONFIG_ENV = "ROLLFLEET_ENGINE_CONFIG"
 DEVICES_VARIABLE = "ROLLFLEET_DEVICES"  # the pod's annotation named after the accelerator's resource, downward API
 POD_UID_ENV = "ROLLFLEET_POD_UID"  # by the downward API: the configuration is the same for all pods of a fleet
 HOST_ENV = "ROLLFLEET_HOST"  # state.Host as JSON: the launcher tells the guard what it saw
+PLACE_ENV = "ROLLFLEET_PLACE"  # JSON of a Place, in pods of engines that have several
 CONTROL_SERVER_NAME_SUFFIX = "engine.rollfleet.io"
+M = TypeVar("M", bound=Request)
 
 
 class FleetIdentity(Request):
@@ -81,6 +83,31 @@ class Hold(Request):
     max_requests: Annotated[int, Field(ge=1, le=65536)]  # at once; more get the 503 at once
 
 
+class NodesConfig(Request):
+    """An engine of several pods, each on a node of its own. The same for all pods of a fleet."""
+
+    count: Annotated[int, Field(ge=2, le=64)]
+    meeting_port: Annotated[int, Field(ge=1, le=65535)] = 8002  # where the leading pod's launcher awaits the others'
+    master_port: Annotated[int, Field(ge=1, le=65535)] = 29501  # of torch's store in the leading pod; vLLM's default
+    wait_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800  # that launchers wait for each other
+
+
+class Place(Request):
+    """Which of its engine's pods this one is, and who leads them."""
+
+    node: Annotated[int, Field(ge=0, le=63)]  # 0 leads: it has the API server and the guard
+    leader: Annotated[str, Field(min_length=1, max_length=253)]  # name of the pod that leads: the group's name
+    leader_host: Annotated[str, Field(min_length=1, max_length=253)]  # where it is found, by DNS
+    # What the launchers found out when they met; empty before.
+    leader_address: Annotated[str, Field(max_length=64)] = ""  # as the others reach it
+    own_address: Annotated[str, Field(max_length=64)] = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this pod answers clients and operator."""
+        return self.node == 0
+
+
 class EngineConfig(Request):
     """All that a launcher needs to start one engine."""
 
@@ -102,6 +129,8 @@ class EngineConfig(Request):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # devices that share each layer of a rank
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1  # stages of a rank
     expert_parallel: bool = False  # experts of a MoE model spread over the devices instead of being split
+    nodes: NodesConfig | None = None  # None: one pod holds the whole engine
+    place: Place | None = None  # of this pod, where there are several
     serving_port: Annotated[int, Field(ge=1, le=65535)] = 8000
     control_port: Annotated[int, Field(ge=1, le=65535)] = 8001
     bind_address: str = "0.0.0.0"  # noqa: S104 - a pod's address is not known beforehand
@@ -111,25 +140,62 @@ class EngineConfig(Request):
     hold: Hold | None = None  # None: a closed gate refuses
     tokens: TokenVerification = TokenVerification()
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Pods of engines of one node stay as they were before there could be more."""
+        made: dict[str, Any] = serialize(self)
+        return {key: value for key, value in made.items() if key not in ("nodes", "place") or value is not None}
+
     @property
     def audience(self) -> str:
         """Of the tokens that this engine takes."""
         return self.fleet.audience(self.pod_uid)
 
+    @property
+    def leads(self) -> bool:
+        """Whether this pod has the API server and the guard: of an engine of one pod always."""
+        return self.place is None or self.place.leads
+
+    @property
+    def node_count(self) -> int:
+        """Pods of this engine."""
+        return 1 if self.nodes is None else self.nodes.count
+
 
 class EngineConfigError(ValueError):
-    """ROLLFLEET_ENGINE_CONFIG is missing or wrong; the message names the variable and the first wrong field."""
+    """A variable of the configuration is missing or wrong; the message names it and the first wrong field."""
 
 
 def config_of(environ: Mapping[str, str]) -> EngineConfig:
     """The configuration in a process's environment."""
     if not environ.get(ENGINE_CONFIG_ENV):
         raise EngineConfigError(f"{ENGINE_CONFIG_ENV} is not set")
+    config = _read(EngineConfig, ENGINE_CONFIG_ENV, environ)
+    of_pod: dict[str, object] = {}
+    if environ.get(POD_UID_ENV):
+        of_pod["pod_uid"] = environ[POD_UID_ENV]
+    if environ.get(PLACE_ENV):
+        of_pod["place"] = _read(Place, PLACE_ENV, environ)
+    config = config.model_copy(update=of_pod) if of_pod else config
+    _require_place(config)
+    return config
+
+
+def _read(model: type[M], name: str, environ: Mapping[str, str]) -> M:
     try:
-        config = EngineConfig.model_validate_json(environ[ENGINE_CONFIG_ENV])
+        return model.model_validate_json(environ[name])
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise EngineConfigError(f"{ENGINE_CONFIG_ENV}{f' at {where}' if where else ''}: {first['msg']}") from error
-    pod_uid = environ.get(POD_UID_ENV, "")
-    return config.model_copy(update={"pod_uid": pod_uid}) if pod_uid else config
+        raise EngineConfigError(f"{name}{f' at {where}' if where else ''}: {first['msg']}") from error
+
+
+def _require_place(config: EngineConfig) -> None:
+    """A pod of several knows which one it is, and only such a pod."""
+    if (config.nodes is None) is not (config.place is None):
+        missing = PLACE_ENV if config.place is None else f"{ENGINE_CONFIG_ENV} at nodes"
+        raise EngineConfigError(
+            f"{missing} is not set: an engine of several pods has both, one of a single pod neither"
+        )
+    if config.nodes is not None and config.place is not None and config.place.node >= config.nodes.count:
+        raise EngineConfigError(f"{PLACE_ENV} at node: {config.place.node} is no node of {config.nodes.count}")

@@ -41,6 +41,7 @@ def faults(config: EngineConfig) -> Iterator[Fault]:
     """All that is wrong."""
     yield from _accelerator(config)
     yield from _modes(config)
+    yield from _nodes(config)
     yield from _features(config)
     yield from _additional(config)
     yield from _compilation(config)
@@ -96,6 +97,23 @@ def _modes(config: EngineConfig) -> Iterator[Fault]:
     if transfer.insecure_serialization and not (colocated and transfer.backend is TransferBackend.IPC):
         text = "may be Allowed for backend ipc of mode Colocated only: remove it"
         yield Fault("spec.weightTransfer.insecureSerialization", text)
+
+
+def _nodes(config: EngineConfig) -> Iterator[Fault]:
+    """An engine of several pods."""
+    if config.nodes is None:
+        return
+    count, workers = config.nodes.count, config.tensor_parallel_size * config.pipeline_parallel_size
+    if config.data_parallel_size > 1:
+        text = "must be 1 where spec.parallelism.nodes is more: NotSupported: raise spec.replicas instead"
+        yield Fault("spec.parallelism.data", text)
+    elif workers % count:
+        text = f"is {count}: tensor x pipeline, {workers}, must be divisible by it: each node has as many workers"
+        yield Fault("spec.parallelism.nodes", text)
+    transfer = config.weight_transfer
+    if transfer is not None and transfer.backend in (TransferBackend.IPC, TransferBackend.SHM):
+        text = f"{transfer.backend} needs spec.parallelism.nodes 1: handles are of one host"
+        yield Fault("spec.weightTransfer.backend", text)
 
 
 def _features(config: EngineConfig) -> Iterator[Fault]:

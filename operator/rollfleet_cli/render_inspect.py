@@ -117,7 +117,8 @@ def _engine_rows(snapshot: Snapshot) -> Table:
     states = snapshot.states
     for pod in snapshot.pods:
         view, state = pod_view(pod), states.get(pod["metadata"]["uid"])
-        said = ("no answer", "-", "-", "-", "-") if state is None else _said(state)
+        gate = "no answer" if view.leads else f"led by {view.leader}"
+        said = (gate, "-", "-", "-", "-") if state is None else _said(state)
         rows.add_row(view.name, _pod_word(view), view.node or "-", str(view.restarts), *said)
     return rows
 

@@ -1,7 +1,7 @@
 """All that can be learnt of one fleet at this moment, and what could not be: read once, judged by pure functions."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rollfleet_cli.asking import ACCOUNT, RIGHT, Answer, Way, ask, engine_config
 from rollfleet_cli.cluster import Access, Cluster
 from rollfleet_cli.errors import CommandError, ForbiddenError, NotFoundError
-from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
+from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET, node_of
 from rollfleet_operator.api.rolloutengine import RolloutEngine, RouterMode
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.podviews import node_view
@@ -108,6 +108,11 @@ def engine_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[Manifest, ...]:
     return tuple(sorted(ours, key=lambda pod: str(pod["metadata"]["name"])))
 
 
+def leading(pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
+    """Those that have a guard: of engines of several pods the ones that lead."""
+    return tuple(pod for pod in pods if node_of(str(pod["metadata"]["name"])) == 0)
+
+
 def router_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[HelperPod, ...] | None:
     """Pods of the fleet's router by name; None where its spec wants none."""
     if fleet.spec.router.mode is not RouterMode.ENABLED:
@@ -152,7 +157,7 @@ def ask_states(
     access: Access, fleet: RolloutEngine, pods: tuple[Manifest, ...], within_s: float, way: Way
 ) -> tuple[Answer[EngineState], ...]:
     """Every guard's state."""
-    return tuple(ask(access, fleet, pods, lambda client, endpoint: client.look(endpoint), within_s, way))
+    return tuple(ask(access, fleet, leading(pods), lambda client, endpoint: client.look(endpoint), within_s, way))
 
 
 def collect(access: Access, namespace: str | None, name: str, within_s: float, way: Way) -> Snapshot:

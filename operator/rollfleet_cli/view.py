@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from rollfleet_operator.api.meta import LABEL_SERVING, Condition, ConditionStatus, ordinal_of
+from rollfleet_operator.api.meta import LABEL_SERVING, Condition, ConditionStatus, node_of, ordinal_of
 from rollfleet_operator.api.rolloutengine import Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import Phase, WeightVersion
 from rollfleet_operator.core.moves import STEPS
@@ -176,7 +176,7 @@ def _refusal(version: WeightVersion, accepted: Condition | None) -> str:
 def _engines(
     fleet: RolloutEngine, update: UpdateView | None, pods: list[dict[str, Any]] | None
 ) -> tuple[EngineView, ...]:
-    """Every pod of the fleet, with what status says of it; without pods, only those that status tells of."""
+    """Every engine's (leading) pod, with what status says of it; without pods, only those that status tells of."""
     told = {detail.name: detail for detail in fleet.status.engines.details}
     rows = {
         detail.name: EngineView(detail.name, detail.ordinal, detail.state, detail.since, message=detail.message)
@@ -184,7 +184,7 @@ def _engines(
     }
     place = (fleet.metadata.namespace, fleet.metadata.uid)
     for pod in pods or []:
-        if _owner(pod) == place:
+        if _owner(pod) == place and node_of(pod["metadata"]["name"]) == 0:
             row = _from_pod(pod, update)
             detail = rows.get(row.name)
             rows[row.name] = (

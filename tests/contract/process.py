@@ -189,6 +189,10 @@ class EngineProcess:
         """Processes of the engine core among the launcher's descendants."""
         return [pid for pid in self.descendants() if _comm(pid).startswith("VLLM::EngineCor")]
 
+    def children(self) -> list[int]:
+        """The launcher's own: the engine's first process."""
+        return [pid for pid in self.descendants() if _parent(pid) == self.pid]
+
     def descendants(self) -> list[int]:
         """All processes below the launcher."""
         parents = {}

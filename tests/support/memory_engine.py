@@ -147,6 +147,11 @@ class MemoryEngine:
         assert not self.asleep, "resumed in its sleep"
         self.paused = False
 
+    async def share(self, staged: StagedCheckpoint, deadline_s: float) -> None:
+        """It has one process."""
+        assert deadline_s > 0
+        await self._call("share")
+
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """The weights are those of the staged path now."""
         assert deadline_s > 0

@@ -108,6 +108,10 @@ class FaultyAdapter:
         await self._faults.before(Call.ENGINE_RESUME, deadline_s)
         await self._inner.resume(deadline_s)
 
+    async def share(self, staged: StagedCheckpoint, deadline_s: float) -> None:
+        """Never struck: staging is, as a whole."""
+        await self._inner.share(staged, deadline_s)
+
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Struck as engine.apply. A skipped layer never comes."""
         rule = await self._faults.before(Call.ENGINE_APPLY, deadline_s)

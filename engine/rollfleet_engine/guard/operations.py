@@ -205,6 +205,11 @@ class Operations:
         except TimeoutError:
             message = f"checkpoint {command.source.path!r}: not staged within {deadline.seconds:g} s{tell.last}"
             raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from None
+        try:
+            await self._adapter.share(staged, deadline.left())
+        except BaseException:
+            staged.close()
+            raise
         self.release()
         self._staged = staged
         return Staged(

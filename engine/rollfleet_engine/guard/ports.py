@@ -34,8 +34,8 @@ class EngineAdapter(Protocol):
     """An engine as its guard sees it.
 
     Every coroutine ends within `deadline_s` or raises EngineError(DEADLINE_EXCEEDED).
-    Only abort_all, abort, reset_caches and probe are cancelled half-way, others only past their deadline. Whatever else
-    apply raises than an EngineError with touched=False counts as having touched the weights.
+    Only share, abort_all, abort, reset_caches and probe are cancelled half-way, others only past their deadline.
+    Whatever else apply raises than an EngineError with touched=False counts as having touched the weights.
     """
 
     async def look(self, deadline_s: float) -> Mapping[str, str]:
@@ -78,6 +78,13 @@ class EngineAdapter(Protocol):
 
     async def resume(self, deadline_s: float) -> None:
         """Start scheduling again."""
+        ...
+
+    async def share(self, staged: StagedCheckpoint, deadline_s: float) -> None:
+        """Part of Prepare: workers that cannot reach the guard's open files stage copies of their own.
+
+        Raises EngineError as staging does, naming the node. May be cancelled half-way.
+        """
         ...
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:

@@ -2,20 +2,32 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollfleet_engine.guard.local import BEYOND_DRAIN_S, SOCKET_NAME
 from rollfleet_engine.launch.causes import CauseFinder
 from rollfleet_engine.launch.facts import Facts
+from rollfleet_engine.launch.lifeline import Lifeline
+from rollfleet_engine.launch.meeting import MeetingError, StoppedError, meet
 from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_engine.launch.preflight import UnknownEngineError, observe
-from rollfleet_engine.launch.supervise import Outcome, Supervisor
+from rollfleet_engine.launch.supervise import WAITED, Bond, Outcome, SignalPipe, Supervisor
 from rollfleet_engine.launch.termination import DEFAULT_LOG, LOG_VARIABLE, exit_code_of, write
-from rollfleet_protocol.engine_config import HOST_ENV, EngineConfigError, config_of
-from rollfleet_protocol.termination import EXIT_CONFIGURATION, Problem, TerminationMessage
+from rollfleet_engine.prestop import drain
+from rollfleet_protocol.engine_config import (
+    HOST_ENV,
+    EngineConfig,
+    EngineConfigError,
+    NodesConfig,
+    Place,
+    config_of,
+)
+from rollfleet_protocol.termination import EXIT_CONFIGURATION, EXIT_TEMPORARY, Problem, TerminationMessage
 
 _ARGPARSE_EXIT = 2  # what argparse ends with when it refuses a command line
 
@@ -25,18 +37,27 @@ def log(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
 
 
-def read_plan(environ: Mapping[str, str]) -> tuple[Plan | Refused, Facts | None]:
+@dataclass(frozen=True)
+class Prepared:
     """What to start, or why not, and what was seen where anybody looked."""
+
+    planned: Plan | Refused
+    config: EngineConfig | None = None
+    facts: Facts | None = None
+
+
+def read_plan(environ: Mapping[str, str]) -> Prepared:
+    """From the variables and one look at the container."""
     try:
         config = config_of(environ)
         facts = observe(config, environ)
-        return plan(config, facts), facts
+        return Prepared(plan(config, facts), config, facts)
     except EngineConfigError as error:
         cause = str(error)
         remedy = "the operator sets it; operator and engine image must be of the same release"
     except UnknownEngineError as error:
         cause, remedy = str(error), "set it in the engine's image"
-    return Refused((Problem(cause=cause, remedy=remedy),)), None
+    return Prepared(Refused((Problem(cause=cause, remedy=remedy),)))
 
 
 def refuse(problems: tuple[Problem, ...], log_path: Path) -> int:
@@ -48,27 +69,48 @@ def refuse(problems: tuple[Problem, ...], log_path: Path) -> int:
     return code
 
 
-def report_outcome(outcome: Outcome, finder: CauseFinder, log_path: Path) -> int:
+def report_outcome(outcome: Outcome, finder: CauseFinder, log_path: Path, bond: Bond | None = None) -> int:
     """Say how the engine ended, and answer our own exit code."""
-    code = outcome.exit_code
-    if not outcome.asked_to_stop:
-        # An engine has no reason to end; vLLM ends with 0 when its watchdog finds the core dead.
-        code = {0: 1, _ARGPARSE_EXIT: EXIT_CONFIGURATION}.get(code, code)
+    code = _code_of(outcome, bond)
     log(
         "engine-ended",
         exitCode=code,
         signal=outcome.signal_name,
         askedToStop=outcome.asked_to_stop,
         killedAfterGrace=outcome.killed_after_grace,
+        lost=outcome.lost,
     )
     if outcome.asked_to_stop:
+        if bond is not None:
+            bond.lifeline.end("was told to stop")
         return code
-    cause = finder.cause(time.monotonic())
-    if not cause:
-        by = outcome.signal_name or "itself"
-        cause = f"the engine was ended by {by} and logged no error"
+    cause = _cause_of(outcome, finder)
+    if bond is not None:
+        # The leader's message is what the fleet's status shows: it hears first whether another node failed before it.
+        other = bond.lifeline.last_words() if bond.leads else ""
+        bond.lifeline.end(cause)
+        cause = f"{other}; here: {cause}" if other and other not in cause else cause
     _report(TerminationMessage(exit_code=code, error=cause, log_tail=finder.tail()), log_path)
     return code
+
+
+def _code_of(outcome: Outcome, bond: Bond | None) -> int:
+    """An engine has no reason to end; vLLM ends with 0 when its watchdog finds the core dead.
+
+    Of an engine of several pods the leader's end counts; a pod that ended because of another is started again.
+    """
+    if outcome.asked_to_stop:
+        return outcome.exit_code
+    if outcome.lost:
+        return 1 if bond is None or bond.leads else EXIT_TEMPORARY
+    return {0: 1, _ARGPARSE_EXIT: EXIT_CONFIGURATION}.get(outcome.exit_code, outcome.exit_code)
+
+
+def _cause_of(outcome: Outcome, finder: CauseFinder) -> str:
+    if outcome.lost:
+        return f"an engine of several nodes ends as one: {outcome.lost}"
+    by = outcome.signal_name or "itself"
+    return finder.cause(time.monotonic()) or f"the engine was ended by {by} and logged no error"
 
 
 def _report(message: TerminationMessage, path: Path) -> None:
@@ -92,16 +134,50 @@ def main() -> int:
     """Plan, start, look after."""
     environ = dict(os.environ)
     log_path = Path(environ.get(LOG_VARIABLE, DEFAULT_LOG))
-    planned, facts = read_plan(environ)
-    if isinstance(planned, Refused):
-        code = refuse(planned.problems, log_path)
-        _show(facts)
+    prepared = read_plan(environ)
+    planned, config = prepared.planned, prepared.config
+    if isinstance(planned, Refused) or config is None or prepared.facts is None:
+        code = refuse(planned.problems if isinstance(planned, Refused) else (), log_path)
+        _show(prepared.facts)
         return code
+    _show(prepared.facts)
+    bond = signals = None
+    if config.nodes is not None and config.place is not None:
+        try:
+            signals = SignalPipe(WAITED)
+            config, bond = _meet(config, config.nodes, config.place, planned.release, signals)
+        except MeetingError as error:
+            return refuse((error.problem,), log_path)
+        except StoppedError:
+            log("stopped", cause="this pod was told to stop while it waited for the engine's other nodes")
+            return 128 + signal.SIGTERM
+        again = plan(config, prepared.facts)
+        planned = again if isinstance(again, Plan) else planned
     print(planned.to_json(), flush=True)
-    _show(facts)
     finder = CauseFinder()
-    supervisor = Supervisor(tell_guard(planned, facts), environ, finder)
-    return report_outcome(supervisor.run(), finder, log_path)
+    told = tell_guard(planned, prepared.facts)
+    supervisor = Supervisor(told, environ, finder, bond=bond, signals=signals)
+    return report_outcome(supervisor.run(), finder, log_path, bond)
+
+
+def _meet(
+    config: EngineConfig, nodes: NodesConfig, place: Place, release: str, signals: SignalPipe
+) -> tuple[EngineConfig, Bond]:
+    """The configuration with the addresses of all, and what holds them together from now on."""
+    log("meeting", node=place.node, nodes=nodes.count, leader=place.leader, host=place.leader_host)
+    met = meet(config, nodes, place, release, signals)
+    log("met", leaderAddress=met.place.leader_address, ownAddress=met.place.own_address)
+    lifeline = Lifeline(met.lines)
+    lifeline.start()
+    drain_s = config.drain_timeout_seconds + BEYOND_DRAIN_S
+
+    def drain_guard() -> None:
+        try:
+            log("drained", words=drain(Path(config.run_dir) / SOCKET_NAME, drain_s))
+        except (OSError, ValueError) as error:
+            log("problem", cause=f"the engine is stopped without draining: {type(error).__name__}: {error}")
+
+    return config.model_copy(update={"place": met.place}), Bond(lifeline, place.leads, drain_s, drain_guard)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from rollfleet_protocol.launch_variables import (
 )
 
 Release = tuple[int, int, int]
+# Started with python -m where no API server is: what `vllm serve --headless` does, by whatever name vLLM is installed.
+FOLLOWER_MODULE = "rollfleet_engine.vllm.follower"
 _RELEASE = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(?P<development>\.?dev\d+)?(?:\.?post\d+)?(?:\+\S+)?$")
 
 
@@ -86,6 +88,15 @@ _COMMON: Mapping[Feature, Words | Absent] = {
     Feature.PIPELINE: Words(args=("--pipeline-parallel-size", "{}")),
     Feature.DATA: Words(args=("--data-parallel-size", "{}")),
     Feature.EXPERT: Words(args=("--enable-expert-parallel",)),
+    # Which of how many, the leader's address and port, and the own address: vLLM would ask for the route to 8.8.8.8.
+    Feature.NODES: Words(
+        args=(
+            *("--nnodes", "{0}", "--node-rank", "{1}", "--master-addr", "{2}", "--master-port", "{3}"),
+            *("--distributed-executor-backend", "mp"),
+        ),
+        env={"VLLM_HOST_IP": "{4}"},
+    ),
+    Feature.FOLLOWS: Words(args=("--headless",), note=f"started as `{FOLLOWER_MODULE}`"),
 }
 _ALWAYS_THERE = Words(note="served anyway")
 # Routed experts are the V1 runner's until V2 learns them (0.29, config/vllm.py).

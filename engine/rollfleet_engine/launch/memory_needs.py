@@ -22,8 +22,11 @@ GROUPS = 3
 
 
 def workers_of(config: EngineConfig) -> int:
-    """Workers of one data-parallel rank: tensor times pipeline parallelism."""
-    return config.tensor_parallel_size * config.pipeline_parallel_size
+    """Workers of one data-parallel rank in this pod: tensor times pipeline parallelism, spread over the nodes.
+
+    A queue has room in shared memory for readers of its own node only.
+    """
+    return config.tensor_parallel_size * config.pipeline_parallel_size // config.node_count
 
 
 def _number(word: str) -> int | None:
@@ -32,7 +35,8 @@ def _number(word: str) -> int | None:
 
 def needs_queues(config: EngineConfig, facts: Facts) -> bool:
     """Whether workers are processes of their own: with several of them, and always on the CPU (platforms/cpu.py)."""
-    return facts.platform is Platform.CPU or workers_of(config) * config.data_parallel_size > 1
+    several = workers_of(config) * config.data_parallel_size * config.node_count > 1
+    return facts.platform is Platform.CPU or several
 
 
 def largest_queue_bytes(config: EngineConfig, facts: Facts) -> int:
@@ -62,7 +66,7 @@ def sleeping_bytes(config: EngineConfig, facts: Facts) -> int:
 
     Ranks of a mixture of experts may share the experts among them, so one copy is what is certain.
     """
-    return facts.model.least_bytes if _may_sleep(config, facts) else 0
+    return facts.model.least_bytes // config.node_count if _may_sleep(config, facts) else 0
 
 
 def _may_sleep(config: EngineConfig, facts: Facts) -> bool:

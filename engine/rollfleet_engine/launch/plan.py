@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rollfleet_engine.launch.dialects import CPU, Dialect, PlatformWords, dialect_of
+from rollfleet_engine.launch.dialects import CPU, FOLLOWER_MODULE, Dialect, PlatformWords, dialect_of
 from rollfleet_engine.launch.facts import EngineKind, Facts
 from rollfleet_engine.launch.feature_problems import feature_problems
 from rollfleet_engine.launch.options import spellings
@@ -23,13 +23,15 @@ DYNAMO_VARIABLE = "TORCHDYNAMO_DISABLE"
 _SECRET_OPTIONS = frozenset({"--api-key", "--hf-token"})
 
 
-_AROUND_THE_GUARD = (
-    *("--api-server-count", "1"),
+_IN_EVERY_POD = (
     # Left to itself, vLLM makes an embedding server of a folder whose config.json names no architecture.
     *("--runner", "generate"),
-    *("--middleware", GUARD),
     *("--worker-extension-cls", WORKER_EXTENSION),
     *("--weight-transfer-config", json.dumps({"backend": TRANSFER_BACKEND})),
+)
+_AROUND_THE_GUARD = (
+    *("--api-server-count", "1"),
+    *("--middleware", GUARD),
     "--disable-uvicorn-access-log",
 )
 
@@ -110,14 +112,12 @@ def _without_compiler(facts: Facts, platform: PlatformWords) -> dict[str, str]:
 
 def _common_options(config: EngineConfig, facts: Facts, dialect: Dialect) -> tuple[str, ...]:
     simulated = facts.kind is EngineKind.SIMULATOR
-    options = (
-        *(facts.installation.python, "-m", SIMULATOR_MODULE if simulated else dialect.module),
-        *("--model", config.model.path),
-        *("--served-model-name", config.model.served_name),
-        *("--host", config.bind_address),
-        *("--port", str(config.serving_port)),
-    )
-    return options if simulated else (*options, *_AROUND_THE_GUARD)
+    module = dialect.module if config.leads else FOLLOWER_MODULE
+    model = ("--model", config.model.path, "--served-model-name", config.model.served_name)
+    server = ("--host", config.bind_address, "--port", str(config.serving_port)) if config.leads else ()
+    guarded = _AROUND_THE_GUARD if config.leads else ()
+    options = (facts.installation.python, "-m", SIMULATOR_MODULE if simulated else module, *model, *server)
+    return options if simulated else (*options, *guarded, *_IN_EVERY_POD)
 
 
 def _warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -> tuple[str, ...]:

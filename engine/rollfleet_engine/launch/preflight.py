@@ -66,7 +66,7 @@ def observe(config: EngineConfig, environ: Mapping[str, str], root: Path = ROOT)
         has_compiler=shutil.which(environ.get("CXX") or "g++", path=environ.get("PATH")) is not None,
         checkpoints_error=_checkpoints_error(config.checkpoints_path),
         port_errors=_port_errors(config),
-        tls_error=_tls_error(Path(config.tls_dir)),
+        tls_error=_tls_error(Path(config.tls_dir)) if config.leads else "",
         shared_memory_error=_write_error(root / SHARED_MEMORY),
         run_dir_error=_write_error(Path(config.run_dir)),
         cache_errors=look_at_caches(root, environ, installation.platform) if kind is EngineKind.VLLM else {},
@@ -155,7 +155,10 @@ def _checkpoints_error(path: str | None) -> str:
 
 def _port_errors(config: EngineConfig) -> dict[int, str]:
     found = {}
-    for port in {config.serving_port, config.control_port}:
+    wanted = {config.serving_port, config.control_port} if config.leads else set()
+    if config.nodes is not None and config.leads:
+        wanted |= {config.nodes.meeting_port, config.nodes.master_port}
+    for port in wanted:
         family = socket.AF_INET6 if ":" in config.bind_address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             # As the servers do it: connections that linger after a restart are no hindrance, a listener is.

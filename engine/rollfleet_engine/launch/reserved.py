@@ -4,7 +4,7 @@ from rollfleet_protocol.launch_variables import LOG_IS_READ, RANKS_OF_SPEC, Rese
 
 _OURS = "the launcher sets it"
 _SPEC_MODEL = "it comes from spec.model"
-_NODES = "NotSupported: an engine is one pod of one node"
+_NODES = "nodes come from spec.parallelism.nodes"
 _IN_FRONT = "it puts code or another address in front of the guard, which must see every request first"
 _NO_GATE = "it starts servers that the guard does not stand in front of"
 _RANKS = "workers come from spec.parallelism alone: an engine that has others takes no update"
@@ -17,7 +17,7 @@ _QUANTISED = (
 _OUTSIDE_CACHE = (
     "NotSupported: caches outside of the engine are not emptied by an update, and would answer for old weights"
 )
-_EXECUTOR = "NotSupported: workers are processes of the engine's one pod, as vLLM starts them by itself (mp)"
+_EXECUTOR = "NotSupported: workers are processes of the engine's pods, as vLLM starts them by itself (mp)"
 _WORKER = "the worker extension applies, counts and digests weights; a replaced worker would not"
 
 
@@ -42,7 +42,7 @@ RESERVED_OPTIONS = (
     ),
     Reserved("--api-server-count", f"every API server process would have a gate of its own; {_OURS} to 1"),
     Reserved("-asc", f"every API server process would have a gate of its own; {_OURS} to 1"),
-    Reserved("--headless", "an engine without an API server has no guard"),
+    Reserved("--headless", "an engine without an API server has no guard; more nodes come from spec.parallelism.nodes"),
     Reserved("--grpc", _NO_GATE),
     Reserved("--data-parallel-supervisor-port", _NO_GATE),
     Reserved("--data-parallel-multi-port-external-lb", _NO_GATE),
@@ -53,7 +53,7 @@ RESERVED_OPTIONS = (
     Reserved("-dph", _NO_GATE),
     *(Reserved(name, RANKS_OF_SPEC) for name in ("--data-parallel-size", "-dp")),
     *(
-        Reserved(name, f"NotSupported: an engine is one pod, with all ranks in it; {RANKS_OF_SPEC}")
+        Reserved(name, f"NotSupported: all data-parallel ranks are in one pod; {RANKS_OF_SPEC}")
         for name in (
             *("--data-parallel-rank", "-dpn", "--data-parallel-start-rank", "-dpr"),
             *("--data-parallel-size-local", "-dpl", "--data-parallel-address", "-dpa"),

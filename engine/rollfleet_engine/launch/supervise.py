@@ -11,12 +11,14 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from rollfleet_engine.launch.causes import CauseFinder
+from rollfleet_engine.launch.lifeline import Lifeline
 from rollfleet_engine.launch.plan import Plan
 
 # preStop has drained before SIGTERM comes, and the pod's grace period is the drain's time and 30 s: what is left is
 # enough for this and for the kill of what did not end.
 STOP_GRACE_S = 20.0
 _KILL_GRACE_S = 5.0
+_LOST_GRACE_S = 5.0  # of an engine that lacks a node: nothing that it still does counts
 _LEFTOVER_GRACE_S = 3.0  # for what was killed to be gone, and for its last output
 _LOOP_S = 1.0
 _READ_BYTES = 65536
@@ -25,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 STOPPING = frozenset({signal.SIGTERM, signal.SIGINT})
 FORWARDED = frozenset({signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH})
-_WAITED = STOPPING | FORWARDED | {signal.SIGCHLD}
+WAITED = STOPPING | FORWARDED | {signal.SIGCHLD}
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,17 @@ class Outcome:
     signal_name: str = ""
     asked_to_stop: bool = False
     killed_after_grace: bool = False
+    lost: str = ""  # the other node of the engine that it was ended for, and why
+
+
+@dataclass(frozen=True)
+class Bond:
+    """What an engine of several pods has besides: it ends with the others, and they with it."""
+
+    lifeline: Lifeline
+    leads: bool
+    drain_s: float  # that the leader may take to drain, once a pod is told to stop
+    drain: Callable[[], object]  # closes the gate, returns when nothing is in flight; for the leader
 
 
 class SignalPipe:
@@ -54,10 +67,14 @@ class SignalPipe:
             signal.signal(number, _noted)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
-    def wait(self, seconds: float) -> bytes:
-        """Numbers of the signals that came, at the latest after so long."""
-        ready, _, _ = select.select([self._read], [], [], seconds)
-        return os.read(self._read, _READ_BYTES) if ready else b""
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._read
+
+    def wait(self, seconds: float, *others: int) -> bytes:
+        """Numbers of the signals that came, at the latest after so long, or when one of the others can be read."""
+        ready, _, _ = select.select([self._read, *others], [], [], seconds)
+        return os.read(self._read, _READ_BYTES) if self._read in ready else b""
 
 
 def _noted(number: int, frame: object) -> None:
@@ -67,8 +84,22 @@ def _noted(number: int, frame: object) -> None:
 class Supervisor:
     """One engine process and everything that it leaves behind."""
 
-    def __init__(self, plan: Plan, environ: dict[str, str], finder: CauseFinder, grace_s: float = STOP_GRACE_S) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        environ: dict[str, str],
+        finder: CauseFinder,
+        grace_s: float = STOP_GRACE_S,
+        bond: Bond | None = None,
+        signals: SignalPipe | None = None,
+    ) -> None:
         self._plan = plan
+        self._bond = bond
+        self._own_signals = signals
+        self._lost = ""
+        self._asked = False
+        self._leave_by: float | None = None  # monotonic; that the leader's end is waited for
+        self._drainer: threading.Thread | None = None
         kept = {name: value for name, value in environ.items() if name not in plan.unset}
         self._environ = kept | dict(plan.env)
         self._finder = finder
@@ -81,7 +112,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start the engine and stay until it has ended. To be called from the main thread, once."""
-        self._signals = SignalPipe(_WAITED)
+        self._signals = self._own_signals or SignalPipe(WAITED)
         adopt_orphans()
         pumps = self._start()
         status = self._wait()
@@ -100,7 +131,7 @@ class Supervisor:
             file_actions=actions,
             setpgroup=0,
             setsigmask=(),
-            setsigdef=_WAITED,
+            setsigdef=WAITED,
         )
         for _, write in pipes:
             os.close(write)
@@ -129,11 +160,14 @@ class Supervisor:
     def _wait(self) -> int:
         """The engine's wait status."""
         while True:
-            for number in self._signals.wait(self._patience_s()):
+            bonds = () if self._bond is None else (self._bond.lifeline.fileno(),)
+            for number in self._signals.wait(self._patience_s(), *bonds):
                 if number != signal.SIGCHLD:
                     self._receive(signal.Signals(number))
             if (status := self._reap()) is not None:
                 return status
+            if self._bond is not None:
+                self._heed(self._bond)
             if self._stop_by is not None and time.monotonic() >= self._stop_by:
                 self._kill_group()
 
@@ -146,9 +180,44 @@ class Supervisor:
     def _receive(self, number: signal.Signals) -> None:
         if number not in STOPPING:
             os.kill(self._pid, number)
-        elif self._stop_by is None:
-            self._stop_by = time.monotonic() + self._grace_s
+            return
+        self._asked = True
+        if self._bond is None or self._bond.leads:
+            self._stop(self._grace_s)
+        elif self._leave_by is None:
+            self._leave_by = time.monotonic() + self._bond.drain_s
+            self._bond.lifeline.leave()
+
+    def _stop(self, grace_s: float) -> None:
+        if self._stop_by is None:
+            self._stop_by = time.monotonic() + grace_s
             os.kill(self._pid, signal.SIGTERM)
+
+    def _heed(self, bond: Bond) -> None:
+        """What the other nodes of the engine say."""
+        lifeline = bond.lifeline
+        lifeline.heard()
+        if lifeline.lost and self._stop_by is None:
+            self._lost = lifeline.lost
+            self._stop(_LOST_GRACE_S)
+        elif lifeline.leaving and bond.leads:
+            self._drain(bond)
+        if self._leave_by is not None and time.monotonic() >= self._leave_by:
+            self._stop(_LOST_GRACE_S)
+
+    def _drain(self, bond: Bond) -> None:
+        """As the kubelet's preStop hook does of this pod: a node that goes takes the whole engine along."""
+        if self._drainer is None:
+
+            def work() -> None:
+                bond.drain()
+                bond.lifeline.tell()
+
+            self._drainer = threading.Thread(target=work, name="rollfleet-drain", daemon=True)
+            self._drainer.start()
+        elif not self._drainer.is_alive() and self._stop_by is None:
+            self._lost = bond.lifeline.leaving
+            self._stop(self._grace_s)
 
     def _kill_group(self) -> None:
         self._killed = True
@@ -184,7 +253,8 @@ class Supervisor:
         return Outcome(
             exit_code=code if code >= 0 else 128 - code,
             signal_name=signal.Signals(-code).name if code < 0 else "",
-            asked_to_stop=self._stop_by is not None,
+            asked_to_stop=self._asked,
+            lost=self._lost,
             killed_after_grace=self._killed,
         )
 

@@ -12,7 +12,7 @@ from rollfleet_engine.launch.dialects import ASCEND, ASCEND_BEFORE_RL_CONFIG, CP
 from rollfleet_engine.launch.facts import EngineKind, Facts
 from rollfleet_engine.launch.merge import merge
 from rollfleet_engine.launch.options import given_options
-from rollfleet_engine.launch.words import Absent, Feature, Words
+from rollfleet_engine.launch.words import Absent, Feature, Words, filled
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.launch_rules import GRAPH_KEY, RL_KEY
 from rollfleet_protocol.launch_settings import TokenEndpoint, TransferBackend
@@ -104,6 +104,12 @@ def _parallelism(config: EngineConfig) -> Iterator[Wish]:
             yield Wish(feature, str(size))
     if config.expert_parallel:
         yield Wish(Feature.EXPERT)
+    if config.nodes is not None and config.place is not None:
+        nodes, place = config.nodes, config.place
+        words = (nodes.count, place.node, place.leader_address, nodes.master_port, place.own_address)
+        yield Wish(Feature.NODES, " ".join(str(word) for word in words))
+        if not place.leads:
+            yield Wish(Feature.FOLLOWS)
 
 
 def _valued(config: EngineConfig) -> Iterator[Wish]:
@@ -137,7 +143,7 @@ def spoken(config: EngineConfig, facts: Facts, dialect: Dialect, platform: Platf
             if option not in given:  # the user's own, which says the same or is refused
                 given.add(option)
                 args += [option] if value is None else [option, value]
-        env.update(words.env)
+        env.update({name: filled(value, wish.value) for name, value in words.env.items()})
         why.update(dict.fromkeys(words.env, wish.named))
         additional = merge(additional, words.additional)
         compilation = merge(compilation, words.compilation)

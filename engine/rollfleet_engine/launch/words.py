@@ -31,14 +31,16 @@ class Feature(StrEnum):
     PIPELINE = "spec.parallelism.pipeline"
     DATA = "spec.parallelism.data"
     EXPERT = "spec.parallelism.expert"
+    NODES = "spec.parallelism.nodes"
+    FOLLOWS = "spec.parallelism.nodes in the pods that follow"
 
 
 @dataclass(frozen=True)
 class Words:
     """How a release is told one thing."""
 
-    args: tuple[str, ...] = ()  # "{}" stands for the value
-    env: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()  # "{}" stands for the value, "{0}" for the first word of it
+    env: Mapping[str, str] = field(default_factory=dict)  # the same
     additional: Mapping[str, JsonValue] = field(default_factory=dict)  # merged into --additional-config
     compilation: Mapping[str, JsonValue] = field(default_factory=dict)  # merged into --compilation-config
     forbids: tuple[str, ...] = ()  # options of spec.engine.args that would undo it
@@ -47,11 +49,21 @@ class Words:
 
     def options(self, value: str = "") -> Iterable[tuple[str, str | None]]:
         """Each option with its value, None for a switch."""
-        words = [value if word == "{}" else word for word in self.args]
+        words = [filled(word, value) for word in self.args]
         for index, word in enumerate(words):
             if word.startswith("--"):
                 following = words[index + 1 : index + 2]
                 yield word, following[0] if following and not following[0].startswith("--") else None
+
+
+def filled(word: str, value: str) -> str:
+    """The value in the place of "{}", one of its words in the place of "{0}" and so on."""
+    if word == "{}":
+        return value
+    if not (word.startswith("{") and word.endswith("}")):
+        return word
+    parts, place = value.split(" "), int(word[1:-1])
+    return parts[place] if place < len(parts) else parts[-1]
 
 
 @dataclass(frozen=True)

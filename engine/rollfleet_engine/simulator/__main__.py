@@ -7,6 +7,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -153,8 +154,18 @@ async def _serve(
     await server.serve()
 
 
+def _follow() -> int:
+    """The workers of one more node: a simulated engine has none, so there is nothing to do but to be there."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+    signal.sigwait(ends)
+    return 0
+
+
 def main() -> int:
     """Serve until told to stop, or until the core is dead."""
+    if "--headless" in sys.argv:
+        return _follow()
     arguments = parse(sys.argv[1:])
     try:
         config = config_of(os.environ)

@@ -90,6 +90,9 @@ class SimulatorAdapter:
         with _calling("resume", FailureReason.PAUSE_FAILED):
             self._core.resume()
 
+    async def share(self, staged: StagedCheckpoint, deadline_s: float) -> None:
+        """One process holds the whole engine, however many pods it has."""
+
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Read every tensor again, digest it, count layers, and only then hold the new weights."""
         self._require("source/Checkpoint", FailureReason.TRANSFER_FAILED)

@@ -21,6 +21,7 @@ from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
 from rollfleet_engine.vllm.abilities import missing
 from rollfleet_engine.vllm.release import told
+from rollfleet_engine.vllm.sharing import until_shared
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import PUSH_TYPE, SOURCE_TYPE, CheckpointUpdate
 from rollfleet_kernels.digest import warm_up
@@ -174,10 +175,18 @@ class VllmAdapter:
     def _of_core(self, rank: int) -> str:
         return f"data-parallel rank {rank}: " if self._ranks() > 1 else ""
 
-    async def _on_workers(self, method: str) -> list[dict[str, Any]]:
+    async def _on_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
         """Call a method of our extension on every worker of every rank, in the order of their ranks in a transfer."""
-        answers = await self._on_every_rank("collective_rpc", method, None, (), None)
+        answers = await self._on_every_rank("collective_rpc", method, None, arguments, None)
         return [report | {"rank": place} for place, report in enumerate(itertools.chain.from_iterable(answers))]
+
+    async def share(self, staged: StagedCheckpoint, deadline_s: float) -> None:
+        """Nothing to do where one pod holds the whole engine."""
+        if self._engine.vllm_config.parallel_config.nnodes == 1:
+            return
+        async with _calling("staging on other nodes", FailureReason.CHECKPOINT_INVALID, deadline_s):
+            self._require_all(await self._on_workers("rollfleet_share", CheckpointUpdate.of(staged).to_wire()))
+            await until_shared(lambda: self._on_workers("rollfleet_shared"))
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Init (once), start, update, finish; every worker must report the staged digest and full coverage."""

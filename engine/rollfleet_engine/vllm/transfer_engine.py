@@ -40,6 +40,7 @@ from rollfleet_engine.weights.backends.base import HostBytes, Seat
 from rollfleet_engine.weights.backends.receiving import Receiving
 from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
 from rollfleet_engine.weights.errors import CheckpointError, PushError
+from rollfleet_engine.weights.own_copy import OwnCopy
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointReader, CheckpointUpdate
 from rollfleet_kernels.digest import Buffer, DeviceBytes, Lanes, TensorDigest, lanes, version_digest, warm_up
 from rollfleet_protocol.state import FailureReason
@@ -100,6 +101,8 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._pool = ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="rollfleet-digest")
         self._receiving = Receiving(self._model_tensors, self._seat(), self._lanes)
         self._unmeasured = ""  # why there are no expected counts
+        self._elsewhere = self.parallel_config.node_rank > 0  # the guard's open files are out of reach
+        self._copy: OwnCopy | None = None
         warm_up()
         self._measure()
 
@@ -180,11 +183,39 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def _load(self, update: CheckpointUpdate) -> None:
         received: list[TensorDigest] = []
-        with CheckpointReader(update) as reader:
+        with self._reader(update) as reader:
             self.model.load_weights(self._tensors(update, reader, received))
         if len(received) != len(update.tensors):
             raise RuntimeError(f"the model took {len(received)} of {len(update.tensors)} tensors")
         self._report.digest = version_digest(received)
+
+    def _reader(self, update: CheckpointUpdate) -> CheckpointReader:
+        if not self._elsewhere:
+            return CheckpointReader(update)
+        if self._copy is None or self._copy.digest != update.digest:
+            message = "this node has no copy of the checkpoint staged: Prepare again"
+            raise CheckpointError(FailureReason.CHECKPOINT_CHANGED, message)
+        return self._copy.reader()
+
+    def share(self, wire: dict[str, Any], *, hashes: bool) -> None:
+        """Start to stage this node's own copy of what the guard has staged; nothing on the guard's own node."""
+        self._forget_copy()
+        if self._elsewhere:
+            self._copy = OwnCopy(CheckpointUpdate.from_wire(wire), hashes=hashes)
+
+    def shared(self) -> dict[str, Any]:
+        """Whether it is there, or why not."""
+        failure = None if self._copy is None else self._copy.failure
+        return {
+            "ready": self._copy is None or self._copy.done,
+            "node": int(self.parallel_config.node_rank),
+            "failure": None if failure is None else {"reason": failure.reason.value, "message": failure.message},
+        }
+
+    def _forget_copy(self) -> None:
+        if self._copy is not None:
+            self._copy.close()
+        self._copy = None
 
     def _tensors(
         self, update: CheckpointUpdate, reader: CheckpointReader, received: list[TensorDigest]
@@ -212,6 +243,7 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if self._report.failure is None:
             finalize_layerwise_reload(self.model, self.model_config)
             self._report.finished = True
+            self._forget_copy()
 
     def _fail(self, reason: FailureReason, message: str) -> None:
         self._report.fail(reason, message)
@@ -232,6 +264,7 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def shutdown(self) -> None:
         """Leave the trainer's group."""
         self._receiving.close()
+        self._forget_copy()
         self._pool.shutdown(wait=False)
 
     @staticmethod

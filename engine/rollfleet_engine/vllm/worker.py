@@ -19,6 +19,7 @@ class RollfleetWorkerExtension:
     """Mixed into vLLM's worker class; the attributes are the worker's own."""
 
     rank: int
+    local_rank: int
     weight_transfer_engine: Any
     _weight_update_active: bool
 
@@ -31,6 +32,15 @@ class RollfleetWorkerExtension:
         self._rollfleet_engine().reset()
         self._weight_update_active = False
         return self.rollfleet_report()
+
+    def rollfleet_share(self, wire: dict[str, Any]) -> dict[str, Any]:
+        """Let a worker on another node than the guard's stage its own copy; one of each node reads all bytes."""
+        self._rollfleet_engine().share(wire, hashes=self.local_rank == 0)
+        return self.rollfleet_shared()
+
+    def rollfleet_shared(self) -> dict[str, Any]:
+        """How far that is."""
+        return self._rollfleet_engine().shared()
 
     def _rollfleet_engine(self) -> RollfleetWeightTransferEngine:
         engine = self.weight_transfer_engine

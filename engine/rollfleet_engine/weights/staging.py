@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rollfleet_engine.weights.coverage import ModelTensors, require_coverage
@@ -60,6 +60,8 @@ class StagedCheckpoint:
     files: tuple[OpenFile, ...]
     tensors: tuple[StagedTensor, ...]
     digest: str
+    root: str = field(default="", kw_only=True)  # absolute
+    confined: bool = field(default=True, kw_only=True)
     open_fds: list[int] | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -99,7 +101,8 @@ def stage_checkpoint(
         os.close(folder)
     try:
         require_coverage(shards, model)
-        return _hash(relative, shards, progress, cancelled or threading.Event())
+        staged = _hash(relative, shards, progress, cancelled or threading.Event())
+        return replace(staged, root=str(root), confined=confined)
     except OSError as error:
         close_shards(shards)
         raise invalid(f"checkpoint {relative!r}: cannot be read: {error.strerror}") from error
@@ -110,7 +113,7 @@ def stage_checkpoint(
 
 def _hash(relative: str, shards: tuple[Shard, ...], progress: Progress, cancelled: threading.Event) -> StagedCheckpoint:
     work = [(shard.file, entry.offset, entry.nbytes) for shard in shards for entry in shard.tensors]
-    found = _HashRun(work, progress, cancelled).run()
+    found = hash_ranges(work, progress, cancelled)
     for shard in shards:
         if not shard.file.unchanged():
             raise incomplete(f"{shard.file.name}: changed while it was read; it is still being written")
@@ -121,6 +124,11 @@ def _hash(relative: str, shards: tuple[Shard, ...], progress: Progress, cancelle
     )
     digest = version_digest(TensorDigest(tensor.name, tensor.dtype, tensor.shape, tensor.lanes) for tensor in tensors)
     return StagedCheckpoint(relative, tuple(shard.file for shard in shards), tensors, digest)
+
+
+def hash_ranges(work: list[tuple[OpenFile, int, int]], progress: Progress, cancelled: threading.Event) -> list[Lanes]:
+    """Lanes of byte ranges (file, offset, bytes), in the order given. Raises CheckpointError, also when cancelled."""
+    return _HashRun(work, progress, cancelled).run()
 
 
 class _HashRun:

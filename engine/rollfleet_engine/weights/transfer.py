@@ -8,7 +8,7 @@ carry plain dicts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -40,6 +40,10 @@ class CheckpointUpdate:
     files: tuple[FileReference, ...]
     tensors: tuple[StagedTensor, ...]
     digest: str
+    # Where workers of other nodes find their own copy of the same files.
+    root: str = ""  # absolute
+    path: str = ""  # relative to root
+    confined: bool = True
 
     @classmethod
     def of(cls, staged: StagedCheckpoint, pid: int | None = None) -> Self:
@@ -49,7 +53,7 @@ class CheckpointUpdate:
             FileReference(f"/proc/{owner}/fd/{file.fd}", file.name, file.device, file.inode, file.size, file.mtime_ns)
             for file in staged.files
         )
-        return cls(files, staged.tensors, staged.digest)
+        return cls(files, staged.tensors, staged.digest, staged.root, staged.path, staged.confined)
 
     def to_wire(self) -> dict[str, Any]:
         """As plain JSON; tensors as rows, since a large model has tens of thousands."""
@@ -69,13 +73,17 @@ class CheckpointUpdate:
             "files": [asdict(file) for file in self.files],
             "tensors": rows,
             "digest": self.digest,
+            "root": self.root,
+            "path": self.path,
+            "confined": self.confined,
         }
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
         """Inverse of to_wire."""
         files = tuple(FileReference(**file) for file in wire["files"])
-        return cls(files, tuple(_tensor(row) for row in wire["tensors"]), wire["digest"])
+        tensors = tuple(_tensor(row) for row in wire["tensors"])
+        return cls(files, tensors, wire["digest"], wire["root"], wire["path"], wire["confined"])
 
 
 def _tensor(row: Sequence[Any]) -> StagedTensor:
@@ -91,14 +99,15 @@ def _four(lanes: Sequence[int]) -> Lanes:
 class CheckpointReader:
     """Reads a staged checkpoint again, in this or another process. A context manager: leaving it closes the files."""
 
-    def __init__(self, update: CheckpointUpdate) -> None:
+    def __init__(self, update: CheckpointUpdate, open_again: Callable[[FileReference], int] | None = None) -> None:
         self._update = update
+        self._open = open_again or _open_same
         self._fds: list[int] = []
 
     def __enter__(self) -> Self:
         try:
             for file in self._update.files:
-                self._fds.append(_open_same(file))
+                self._fds.append(self._open(file))
         except BaseException:
             self._close()
             raise

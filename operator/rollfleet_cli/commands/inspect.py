@@ -84,7 +84,7 @@ def verify(
     from rollfleet_cli.bumping import look_at  # noqa: PLC0415
     from rollfleet_cli.probing import fresh_probe  # noqa: PLC0415
     from rollfleet_cli.render_inspect import render_verification  # noqa: PLC0415
-    from rollfleet_cli.snapshot import engine_pods  # noqa: PLC0415
+    from rollfleet_cli.snapshot import engine_pods, leading  # noqa: PLC0415
     from rollfleet_cli.verifying import probe_of  # noqa: PLC0415
     from rollfleet_cli.verifying import verify as judge  # noqa: PLC0415
 
@@ -94,7 +94,8 @@ def verify(
     scene = look_at(cluster, where, name)
     for _ in range(LOOKS):
         before, probe = scene.committed, probe_of(scene.charge)
-        pods = [pod for pod in engine_pods(cluster, scene.fleet) if not pod["metadata"].get("deletionTimestamp")]
+        pods = leading(engine_pods(cluster, scene.fleet))
+        pods = tuple(pod for pod in pods if not pod["metadata"].get("deletionTimestamp"))
         answers = ask(access, scene.fleet, pods, fresh_probe(probe.tokens, timeout), timeout, via)
         refuse_if_denied(answers)
         scene = look_at(cluster, where, name)

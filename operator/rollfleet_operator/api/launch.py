@@ -112,7 +112,7 @@ class Features(
 
 
 class Parallelism(ApiModel):
-    """How one engine spreads over its devices: tensor x pipeline x data of them."""
+    """How one engine spreads over its devices: tensor x pipeline x data of them, on one node or several."""
 
     tensor: Annotated[int, Field(ge=1, le=64)] = 1
     """Devices that share each layer."""
@@ -120,6 +120,9 @@ class Parallelism(ApiModel):
     """Stages that the layers are cut into."""
     data: Annotated[int, Field(ge=1, le=64)] = 1
     """Data-parallel ranks of each engine: cores of their own behind one address. All are closed, loaded and probed."""
+    nodes: Annotated[int, Field(ge=1, le=64)] = 1
+    """Pods of one engine, each with accelerator.perPod devices and as many of the workers. One of them serves and is
+    updated; they start, drain and end as one. More than 1 needs data 1."""
     expert: Switch = Switch.DISABLED
     """Enabled: experts are spread over tensor x data devices instead of each being split. MoE models only."""
 
@@ -135,7 +138,7 @@ _OWNED_FLAGS = (
 )
 # One rule for each of these: a rule's estimated cost grows with its pattern, and the API server bounds it.
 _FIELD_FLAGS = {
-    "spec.parallelism": "tensor[-_]parallel[-_]size|pipeline[-_]parallel[-_]size|enable[-_]expert[-_]parallel",
+    "spec.parallelism": "tensor[-_]parallel[-_]size|pipeline[-_]parallel[-_]size|enable[-_]expert[-_]parallel|nnodes",
     "spec.sleepMode and spec.weightTransfer": "enable[-_]sleep[-_]mode|weight[-_]transfer[-_]config",
     "spec.engine.additionalConfig and spec.engine.compilationConfig": "(additional|compilation)[-_]config",
     "spec.features.tokenEndpoint": "tokens[-_]only|enable[-_]scale[-_]out",
@@ -222,9 +225,25 @@ def launch_rules() -> tuple[Schema, ...]:
         ),
         rule(
             "self.accelerator.perPod == 0 || "
-            "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data <= self.accelerator.perPod",
-            "spec.parallelism: tensor x pipeline x data must not exceed spec.accelerator.perPod",
+            "self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data <= "
+            "self.accelerator.perPod * self.parallelism.nodes",
+            "spec.parallelism: tensor x pipeline x data must not exceed spec.accelerator.perPod x nodes",
             field=".parallelism",
         ),
         *deterministic_rules(),
+        rule(
+            "self.parallelism.nodes == 1 || self.parallelism.data == 1",
+            "spec.parallelism.data must be 1 where spec.parallelism.nodes is more: raise spec.replicas instead",
+            field=".parallelism",
+        ),
+        rule(
+            "self.parallelism.tensor * self.parallelism.pipeline % self.parallelism.nodes == 0",
+            "spec.parallelism: tensor x pipeline must be divisible by nodes: each node has as many workers",
+            field=".parallelism",
+        ),
+        rule(
+            f"!({backend} in ['ipc', 'shm']) || self.parallelism.nodes == 1",
+            "spec.weightTransfer.backend ipc and shm need spec.parallelism.nodes 1: handles are of one host",
+            field=".weightTransfer",
+        ),
     )

@@ -1,5 +1,6 @@
 """Names and shapes shared by both kinds: group, labels, metadata, conditions."""
 
+import re
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any
@@ -14,13 +15,17 @@ FIELD_MANAGER = "rollfleet"
 
 LABEL_FLEET = f"{GROUP}/fleet"  # name of the RolloutEngine, on every child
 LABEL_ENGINE = f"{GROUP}/engine"  # ordinal of the engine, on its pods
+LABEL_NODE = f"{GROUP}/node"  # on pods of an engine of several that do not lead it: which one, from 1
 LABEL_SERVING = f"{GROUP}/serving"  # "true" on members of the serving set: what the router selects
 LABEL_COMPONENT = f"{GROUP}/component"  # engine | router
 LABEL_OPERATOR = f"{GROUP}/operator"  # on a RolloutEngine: the one operator that serves it, where there are several
 ANNOTATION_FENCED = f"{GROUP}/fenced"  # on a RolloutEngine: uids of vanished pods that a person says do not run
 ANNOTATION_STOPPED = f"{GROUP}/stopped"  # on a pod: why the operator has stopped it; it stays for diagnosis
+ANNOTATION_LEADER = f"{GROUP}/leader"  # on the same pods: name of the pod that leads
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
 
+# Names of engines' pods after their fleet's: ordinal, node of the engine, suffix. Names can't be tampered with.
+POD_NAME = re.compile(r"(?P<fleet>.+)-(?P<ordinal>[0-9]{1,9})-(?P<node>[0-9]{1,2})-[a-z0-9]+")
 NO_ORDINAL = -1  # of a pod whose label was tampered with
 MAX_DIGITS = 9  # of an ordinal: as many as a status can hold
 MAX_MESSAGE = 1024  # characters of a condition's message
@@ -83,6 +88,12 @@ Conditions = Annotated[
     tuple[Condition, ...],
     Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
 ]
+
+
+def node_of(pod_name: str) -> int:
+    """Which pod of its engine this one is: 0 leads, and has the guard."""
+    found = POD_NAME.fullmatch(pod_name)
+    return int(found["node"]) if found else 0
 
 
 def ordinal_of(labels: dict[str, str]) -> int:

@@ -89,7 +89,7 @@ class Model(ApiModel):
 
 
 class Accelerator(ApiModel, json_schema_extra=rules(*accelerator_rules())):
-    """Devices of one pod, by extended resource."""
+    """Devices of one pod, by extended resource. An engine has spec.parallelism.nodes pods."""
 
     profile: AcceleratorProfile | None = None
     """Generation of the NPUs: A2 (910B), A3 (910C), A5 (950) or 310P. Engines are kept off nodes whose label
@@ -104,7 +104,7 @@ class Accelerator(ApiModel, json_schema_extra=rules(*accelerator_rules())):
     """Extended resource that the device plugin advertises; where absent MindCluster's name of the profile's NPUs,
     huawei.com/npu for A5, huawei.com/Ascend310P for 310P, else huawei.com/Ascend910."""
     per_pod: Annotated[int, Field(ge=0, le=64)] = 8
-    """Devices of each engine; 0 asks for none (the CPU)."""
+    """Devices of each pod; 0 asks for none (the CPU)."""
 
     @property
     def resource(self) -> str:
@@ -122,10 +122,10 @@ class EnvVar(ApiModel):
             max_length=253,
             json_schema_extra=rules(
                 rule(
-                    "!(self in ['ROLLFLEET_ENGINE_CONFIG', 'ROLLFLEET_DEVICES', 'ROLLFLEET_POD_UID', 'PYTHONPATH', "
-                    "'PYTHONHOME'])",
-                    "spec.env must not set ROLLFLEET_ENGINE_CONFIG, ROLLFLEET_DEVICES, ROLLFLEET_POD_UID, PYTHONPATH "
-                    "or PYTHONHOME: operator and image do",
+                    "!(self in ['ROLLFLEET_ENGINE_CONFIG', 'ROLLFLEET_DEVICES', 'ROLLFLEET_POD_UID', "
+                    "'ROLLFLEET_PLACE', 'PYTHONPATH', 'PYTHONHOME'])",
+                    "spec.env must not set ROLLFLEET_ENGINE_CONFIG, ROLLFLEET_DEVICES, ROLLFLEET_POD_UID, "
+                    "ROLLFLEET_PLACE, PYTHONPATH or PYTHONHOME: operator and image do",
                 ),
                 rule(
                     "!(self in ['ASCEND_VISIBLE_DEVICES', 'ASCEND_RT_VISIBLE_DEVICES'])",

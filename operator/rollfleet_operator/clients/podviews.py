@@ -4,7 +4,14 @@ import re
 from datetime import datetime
 from typing import Any
 
-from rollfleet_operator.api.meta import ANNOTATION_STOPPED, ANNOTATION_TEMPLATE, LABEL_SERVING, ordinal_of
+from rollfleet_operator.api.meta import (
+    ANNOTATION_LEADER,
+    ANNOTATION_STOPPED,
+    ANNOTATION_TEMPLATE,
+    LABEL_SERVING,
+    node_of,
+    ordinal_of,
+)
 from rollfleet_operator.clients.errors import clipped
 from rollfleet_operator.core.observed import ContainerState, NodeView, PodView
 from rollfleet_operator.core.vanished import TAINT
@@ -53,6 +60,8 @@ def pod_view(pod: Manifest) -> PodView:
         started=container.get("started") is not False,
         running_since=_time(((container.get("state") or {}).get("running") or {}).get("startedAt")),
         stopped=(metadata.get("annotations") or {}).get(ANNOTATION_STOPPED, ""),
+        node_index=node_of(metadata["name"]),
+        leader=(metadata.get("annotations") or {}).get(ANNOTATION_LEADER, ""),
         grace_s=(pod.get("spec") or {}).get("terminationGracePeriodSeconds") or DEFAULT_GRACE_S,
     )
 

@@ -21,7 +21,8 @@ from rollfleet_protocol.launch_rules import faults
 from rollfleet_protocol.launch_variables import variable_faults
 
 RESERVED_ENV = (
-    *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "ROLLFLEET_POD_UID", "PYTHONPATH", "PYTHONHOME"),
+    *("ROLLFLEET_ENGINE_CONFIG", "ROLLFLEET_DEVICES", "ROLLFLEET_POD_UID", "ROLLFLEET_PLACE"),
+    *("PYTHONPATH", "PYTHONHOME"),
     *("ASCEND_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"),
 )
 # Of each of vLLM's own JSON settings: they go to the pod in its environment. The longest in vLLM-Ascend's docs has 400.
@@ -105,10 +106,11 @@ def _launch_faults(fleet: RolloutEngine, settings: Settings) -> Iterator[tuple[s
     ):
         if len(json.dumps(value)) > MAX_SETTINGS_BYTES:
             yield f"spec.engine.{name}", f"must not be longer than {MAX_SETTINGS_BYTES} bytes as JSON"
-    devices = spec.parallelism.workers
-    if 0 < spec.accelerator.per_pod < devices:
+    devices, nodes = spec.parallelism.workers, spec.parallelism.nodes
+    if 0 < spec.accelerator.per_pod * nodes < devices:
         text = f"asks for {devices} devices (tensor x pipeline x data), more than spec.accelerator.perPod"
-        yield "spec.parallelism", f"{text} ({spec.accelerator.per_pod})"
+        of_nodes = f" x {nodes} nodes" if nodes > 1 else ""
+        yield "spec.parallelism", f"{text} ({spec.accelerator.per_pod}{of_nodes})"
     config = engine_config(fleet, settings)
     yield from faults(config)
     yield from variable_faults(config, {variable.name: variable.value for variable in spec.env})

@@ -7,12 +7,14 @@ from enum import StrEnum
 from rollfleet_operator.api.rolloutengine import Committed, EngineDetail, EnginesSummary
 from rollfleet_operator.core.catch_up import Joiner, Obstacle
 from rollfleet_operator.core.conditions import clip
-from rollfleet_operator.core.observed import ContainerState
+from rollfleet_operator.core.groups import placed, waits_for_a_place
+from rollfleet_operator.core.observed import ContainerState, PodView
 from rollfleet_operator.core.vanished import is_unfenced, unfenced_text
 from rollfleet_operator.core.work import Work, own_words
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, WeightsState
+from rollfleet_protocol.termination import EXIT_TEMPORARY
 
 MAX_DETAILS = 10
 MAX_TEXT = 512
@@ -99,8 +101,8 @@ def _describe(scene: Scene, engine: Engine, work: Work) -> EngineNote:  # noqa: 
         return EngineNote(engine, Doing.TERMINATING)
     if pod.stopped or engine.ended:
         return EngineNote(engine, Doing.BROKEN, pod.stopped or f"the pod is {pod.phase}: {pod.message}".rstrip(": "))
-    if pod.unschedulable:
-        return EngineNote(engine, Doing.UNSCHEDULABLE, pod.message)
+    if waits_for_a_place(engine):
+        return EngineNote(engine, Doing.UNSCHEDULABLE, _unplaced(scene, engine))
     if engine.quarantined and engine.state is not None:
         text = f"quarantined: it names epoch {engine.state.epoch}, which nobody gave it; delete the pod"
         return EngineNote(engine, Doing.BROKEN, text)
@@ -120,22 +122,53 @@ def _absent(scene: Scene, engine: Engine, work: Work) -> EngineNote:
         return EngineNote(engine, Doing.BROKEN, engine.guard.error)
     if engine.disowned and engine.guard is not None:
         return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error)
-    waits = pod.container in (ContainerState.WAITING, ContainerState.TERMINATED)
-    if waits and (pod.container is ContainerState.TERMINATED or pod.message.startswith(WAITING_IS_BROKEN)):
-        return EngineNote(engine, Doing.BROKEN, _restarted(engine))
+    if broken := _broken_words(engine):
+        return EngineNote(engine, Doing.BROKEN, broken)
     seconds = scene.world.fleet.spec.startup.timeout_seconds
     if engine.stopped or engine.state is None:
         due = pod.created + timedelta(seconds=seconds)
         if work.now >= due:
-            text = f"is not up {seconds} s after its pod was made (spec.startup.timeoutSeconds): {_restarted(engine)}"
+            text = f"is not up {seconds} s after its pod was made (spec.startup.timeoutSeconds): {_restarted(pod)}"
             return EngineNote(engine, Doing.BROKEN, text.rstrip(": "))
         work.wake(due)
-        return EngineNote(engine, Doing.STARTING, _restarted(engine) if pod.restarts else pod.message)
+        words = _restarted(pod) if pod.restarts else pod.message
+        of_peers = (f"pod {peer.name}: {peer.message}" for peer in engine.peers if peer.message)
+        return EngineNote(engine, Doing.STARTING, words or next(of_peers, ""))
     return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error if engine.guard else "")
 
 
-def _restarted(engine: Engine) -> str:
-    pod = engine.pod
+def _broken_words(engine: Engine) -> str:
+    """Of a container that has ended or cannot be started; empty where there is none.
+
+    Of an engine of several pods the leading one only waits for the others, or ended with them: their own word is first.
+    """
+    broken = next((peer for peer in engine.peers if _is_broken(peer) and peer.exit_code != EXIT_TEMPORARY), None)
+    if broken is not None:
+        return f"pod {broken.name}: {_restarted(broken)}"
+    return (_restarted(engine.pod) or "its container ended") if _is_broken(engine.pod) else ""
+
+
+def _is_broken(pod: PodView) -> bool:
+    """Its container has ended, or cannot be started, and that does not pass by itself."""
+    waits = pod.container is ContainerState.WAITING and pod.message.startswith(WAITING_IS_BROKEN)
+    return not pod.deleting and (waits or pod.container is ContainerState.TERMINATED)
+
+
+def _unplaced(scene: Scene, engine: Engine) -> str:
+    """The scheduler's words; of an engine of several pods also what it holds, which others may be waiting for."""
+    pods = (engine.pod, *engine.peers)
+    if len(pods) == 1:
+        return engine.pod.message
+    waiting = next(pod for pod in pods if pod.unschedulable and not pod.deleting)
+    held = sorted(pod.node for pod in placed(engine))
+    text = f"pod {waiting.name}: {waiting.message}"
+    if held:
+        nodes = scene.world.fleet.spec.parallelism.nodes
+        text = f"{text}; the engine holds {len(held)} of its {nodes} places ({', '.join(held)}) meanwhile"
+    return text
+
+
+def _restarted(pod: PodView) -> str:
     times = f"restarted {pod.restarts} times" if pod.restarts else ""
     code = "" if pod.exit_code is None else f"exit code {pod.exit_code}"
     return ": ".join(text for text in (", ".join(text for text in (times, code) if text), pod.message) if text)

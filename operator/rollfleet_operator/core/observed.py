@@ -51,8 +51,15 @@ class PodView:
     failed_from: datetime | None = None  # when the run began that ended last
     stopped: str = ""  # why the operator has stopped it, for good
     grace_s: int = 30  # terminationGracePeriodSeconds
+    node_index: int = 0  # which pod of its engine; all but 0 have no guard
+    leader: str = ""  # name of the pod that leads it, where it does not lead
     vanished_since: datetime | None = None  # the API server has no such pod any more; see core.vanished
     vanished_epoch: int = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether it has its engine's guard. The only pod of an engine does."""
+        return self.node_index == 0
 
     @property
     def halted(self) -> bool:

@@ -25,7 +25,9 @@ from rollfleet_operator.core.commit import CommitPlan, plan_commit
 from rollfleet_operator.core.conditions import find
 from rollfleet_operator.core.ending import UpdatePlan
 from rollfleet_operator.core.engine_states import Scene, describe
+from rollfleet_operator.core.groups import with_peers
 from rollfleet_operator.core.lost import weights_lost
+from rollfleet_operator.core.objects.peer_pod import build_peer
 from rollfleet_operator.core.objects.pod import build_pod, template_hash
 from rollfleet_operator.core.observed import Observed
 from rollfleet_operator.core.plan_children import plan_children
@@ -63,8 +65,9 @@ def plan(observed: Observed, now: datetime) -> Decision:
     update = replace(update, record=replace(record, committed=confirmed(world, record.committed, work)))
     only_to_members(update.record, work)
     verdict = judge_fleet(fleet, observed.settings)
-    template = Template(made_from, partial(build_pod, observed.fleet, observed.settings))
-    pods = _plan_pods(world, template, update, first=commit.first) if verdict.accepted else ()
+    of_fleet = (observed.fleet, observed.settings)
+    template = Template(made_from, partial(build_pod, *of_fleet), partial(build_peer, *of_fleet))
+    pods = _plan_pods(world, template, update, work, first=commit.first) if verdict.accepted else ()
     stuck = {} if catch_up is None else catch_up.stuck
     findings = Findings(
         world=world,
@@ -129,13 +132,15 @@ def _lost(world: World, update: UpdatePlan, catch_up: CatchUp | None) -> str:
     return weights_lost(world, update.record.committed, catch_up.stuck, told=told)
 
 
-def _plan_pods(world: World, template: Template, update: UpdatePlan, *, first: bool) -> tuple[PodAction, ...]:
+def _plan_pods(
+    world: World, template: Template, update: UpdatePlan, work: Work, *, first: bool
+) -> tuple[PodAction, ...]:
     """From Quiescing to Opening pods stay as they are; while a later attempt prepares, the spec of the fleet waits."""
     if update.closed:
         return ()
     if update.again:
-        return plan_gone(world, template, update.record.committed)
-    return plan_pods(world, template, update.record, first=first)
+        return with_peers(world, template, plan_gone(world, template, update.record.committed), work)
+    return with_peers(world, template, plan_pods(world, template, update.record, first=first), work)
 
 
 def _scene(world: World, update: UpdatePlan, stuck: dict[str, Joiner]) -> Scene:

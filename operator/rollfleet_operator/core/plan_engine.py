@@ -33,6 +33,7 @@ SUFFIX = 6  # characters
 
 PodAction = CreatePod | DeletePod | StopPod
 BuildPod = Callable[[int, str], dict[str, Any]]  # (ordinal, name) -> manifest
+BuildPeer = Callable[[int, int, str, str], dict[str, Any]]  # (ordinal, node, name of the leader, name) -> manifest
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Template:
 
     hash: str
     build: BuildPod
+    build_peer: BuildPeer
 
 
 def pod_name(world: World, ordinal: int, template_hash: str, present: list[Engine]) -> str:

@@ -17,6 +17,7 @@ LOOK_AGAIN_S = 10.0  # how often nodes are looked at while an engine cannot be f
 # 5 s); a dead watch is noticed after 45 s (HTTP/2 ping after 30 s, given up 15 s later) and begun anew within 60 s
 # (reflector's longest back-off); housekeeping comes every 2 s. The pod's own grace period is added.
 KUBELET_S = 180
+PLACES_S = 30  # how long an engine of several pods may hold some places while one before it lacks some too
 EXPONENT_LIMIT = 20  # exponent bound, against absurd powers
 MAX_EPOCH_JUMP = 1000  # a guard further ahead than this of all others is not followed
 MAX_EPOCH = 2**53  # one a millisecond would take 285 000 years; a guard that names more is not followed either

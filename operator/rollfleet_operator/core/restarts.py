@@ -5,6 +5,8 @@ it ended since the engine served last, or was up for as long as the kubelet forg
 spec.startup.restartBudget, or at once after exit code 78, the pod is stopped and stays as it is: status, termination
 message and log can be read. It keeps its place until the template changes or somebody deletes it.
 
+Of an engine of several pods what the leading one says counts, which ends with every other; exit code 78 of any.
+
 Not stopped is
 - whoever ended with exit code 75: by the launcher's own word a restart may find the cause cured;
 - whoever comes of a template that has served, unless it failed while another engine of it was up: a cause which all
@@ -56,7 +58,13 @@ def _why(world: World, record: Record, engine: Engine) -> str:
 
 def _over(world: World, record: Record, engine: Engine) -> str:
     pod = engine.pod
-    if pod.vanished or pod.deleting or pod.ended or pod.stopped or engine.settled or pod.exit_code is None:
+    if pod.vanished or pod.deleting or pod.ended or pod.stopped or engine.settled:
+        return ""
+    hopeless = next((peer for peer in engine.peers if peer.exit_code == EXIT_CONFIGURATION and not peer.deleting), None)
+    if hopeless is not None:
+        words = f"pod {hopeless.name}: exit code {hopeless.exit_code}: {hopeless.message}".rstrip(": ")
+        return f"{Reason.CANNOT_START}: a restart cures nothing; {words}"
+    if pod.exit_code is None:
         return ""
     words = f"exit code {pod.exit_code}: {pod.message}".rstrip(": ")
     if pod.exit_code == EXIT_CONFIGURATION:

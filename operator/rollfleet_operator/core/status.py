@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
+from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET, LABEL_NODE
 from rollfleet_operator.api.rolloutengine import EnginesSummary, RolloutEngineStatus
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.accept import Verdict
@@ -57,7 +57,7 @@ def fleet_status(findings: Findings, work: Work) -> RolloutEngineStatus:
     status = old.model_copy(
         update={
             "observed_generation": fleet.metadata.generation,
-            "selector": f"{LABEL_FLEET}={name},{LABEL_COMPONENT}=engine",
+            "selector": f"{LABEL_FLEET}={name},{LABEL_COMPONENT}=engine{_leading(fleet.spec.parallelism.nodes)}",
             "endpoint": f"http://{name}.{namespace}.svc:{SERVING_PORT}",
             "epoch": record.epoch,
             "committed": record.committed,
@@ -69,6 +69,11 @@ def fleet_status(findings: Findings, work: Work) -> RolloutEngineStatus:
         }
     )
     return _with_counts(findings, status, work) if known else status
+
+
+def _leading(nodes: int) -> str:
+    """One pod for each engine: what the scale subresource counts."""
+    return f",!{LABEL_NODE}" if nodes > 1 else ""
 
 
 def _everybody_was_asked(world: World) -> bool:

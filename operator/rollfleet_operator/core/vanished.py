@@ -35,7 +35,8 @@ TAINT = "node.kubernetes.io/out-of-service"
 def to_follow(observed_pods: tuple[PodView, ...], members: tuple[Member, ...]) -> tuple[PodView | Member, ...]:
     """Whose guards are asked. Where another pod has the address of one that vanished, nobody speaks for that one."""
     taken = {pod.ip for pod in observed_pods}
-    return (*observed_pods, *(member for member in members if member.ip not in taken))
+    leading = (pod for pod in observed_pods if pod.leads)
+    return (*leading, *(member for member in members if member.ip not in taken))
 
 
 def with_vanished(observed: Observed, now: datetime) -> Observed:

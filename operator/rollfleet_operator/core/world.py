@@ -5,19 +5,18 @@ its node is switched off, or the guard's own under the epoch that counts, answer
 that anybody names, leaving out absurd ones.
 """
 
-import re
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 
+from rollfleet_operator.api.meta import POD_NAME
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
 from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView, Settings
 from rollfleet_operator.core.policies import MAX_EPOCH, MAX_EPOCH_JUMP
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, Operation, OperationStatus, WeightsState
 
-POD_NAME = re.compile(r"(?P<fleet>.+)-(?P<ordinal>[0-9]{1,9})-0-[a-z0-9]+")
 # Guards reopen by themselves only what was open, on untouched verified weights (closed reason Updating).
 NEVER_REOPENS = tuple(
     reason.value
@@ -40,13 +39,14 @@ class Fence(StrEnum):
 
 @dataclass(frozen=True)
 class Engine:
-    """A pod with its guard."""
+    """A pod with its guard. Of an engine of several pods it is the one that leads: only that one answers anybody."""
 
     pod: PodView
     guard: GuardView | None
     ordinal: int
     quarantined: bool = False
     node: NodeView | None = None  # None: nobody looked, or nothing hangs on it
+    peers: tuple[PodView, ...] = ()  # the engine's other pods, by node and age
 
     @property
     def name(self) -> str:
@@ -197,6 +197,7 @@ class World:
     engines: tuple[Engine, ...]  # by ordinal, oldest first
     settings: Settings
     guards_epoch: int  # highest epoch of a guard that is followed
+    strays: tuple[PodView, ...] = ()  # pods of engines whose leading pod is gone
 
     def is_of_this_fleet(self, engine_uid: str, time: datetime | None) -> bool:
         """Whether a record of a WeightVersion speaks of this fleet, not of one before it under its name.
@@ -246,12 +247,26 @@ def build_world(observed: Observed) -> World:
     )
     heirs = _heirs(observed.pods)
     engines = [
-        Engine(pod, _guard(observed, pod, heirs), ordinal, pod.uid in quarantined, observed.nodes.get(pod.node))
+        Engine(
+            pod,
+            _guard(observed, pod, heirs),
+            ordinal,
+            pod.uid in quarantined,
+            observed.nodes.get(pod.node),
+            () if pod.vanished else _peers(observed, pod.name),
+        )
         for pod in observed.pods
-        if (ordinal := _ordinal(pod, fleet.metadata.name)) is not None
+        if pod.leads and (ordinal := _ordinal(pod, fleet.metadata.name)) is not None
     ]
     engines.sort(key=lambda engine: (engine.ordinal, engine.pod.created, engine.pod.name))
-    return World(fleet, tuple(engines), observed.settings, highest)
+    led = {engine.name for engine in engines if not engine.pod.vanished}
+    strays = tuple(pod for pod in observed.pods if not pod.leads and pod.leader not in led)
+    return World(fleet, tuple(engines), observed.settings, highest, strays)
+
+
+def _peers(observed: Observed, leader: str) -> tuple[PodView, ...]:
+    found = (pod for pod in observed.pods if not pod.leads and pod.leader == leader)
+    return tuple(sorted(found, key=lambda pod: (pod.node_index, pod.created, pod.name)))
 
 
 def _heirs(pods: tuple[PodView, ...]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from rollfleet_operator.api.meta import LABEL_ENGINE
+from rollfleet_operator.api.meta import LABEL_ENGINE, LABEL_NODE
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.certificates import Certificates
@@ -155,6 +155,7 @@ def _what_it_lost(fleet: RolloutEngine, view: PodView, pod: Manifest) -> Manifes
     """The patch that makes the pod ours again; None where it is."""
     labels, orphaned = pod["metadata"].get("labels") or {}, controller_of(pod) is None
     wanted = our_labels(fleet.metadata.name) | ({LABEL_ENGINE: str(view.ordinal)} if view.ordinal >= 0 else {})
+    wanted |= {} if view.leads else {LABEL_NODE: str(view.node_index)}
     if not orphaned and all(labels.get(label) == value for label, value in wanted.items()):
         return None
     metadata: Manifest = {"uid": view.uid, "labels": wanted}

@@ -13,7 +13,7 @@ from rollfleet_operator.core.observed import PodView
 from rollfleet_operator.ports import Manifest
 
 MAX_TOMBSTONES = 10_000
-ENGINE_NAME = re.compile(r"-[0-9]{1,9}-0-[a-z0-9]+")  # of a pod, after its fleet's name
+ENGINE_NAME = re.compile(r"-[0-9]{1,9}-[0-9]{1,2}-[a-z0-9]+")  # of a pod, after its fleet's name
 
 
 def key_of(namespace: str, fleet: str) -> str:

@@ -28,7 +28,7 @@ async def test_an_update_from_version_0_to_1(guarded: Guarded) -> None:
     assert await request(guarded) == (200, b"step-1")
     assert guarded.engine.order == [
         *("reset_caches", "probe"),  # version 0
-        *("pause", "abort_all", "apply", "reset_caches", "resume", "probe"),
+        *("share", "pause", "abort_all", "apply", "reset_caches", "resume", "probe"),
     ]
     assert guarded.stager.closings == ["step-1"]
 

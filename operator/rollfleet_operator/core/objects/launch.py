@@ -4,6 +4,7 @@ from typing import TypedDict
 
 from rollfleet_operator.api.launch import InsecureSerialization, SleepMode, Switch
 from rollfleet_operator.api.rolloutengine import RolloutEngineSpec
+from rollfleet_protocol.engine_config import NodesConfig
 from rollfleet_protocol.launch_settings import Features, FleetMode, RlConfig, WeightTransfer
 
 
@@ -19,6 +20,7 @@ class LaunchSettings(TypedDict):
     tensor_parallel_size: int
     pipeline_parallel_size: int
     expert_parallel: bool
+    nodes: NodesConfig | None
 
 
 def launch_settings(spec: RolloutEngineSpec) -> LaunchSettings:
@@ -39,7 +41,16 @@ def launch_settings(spec: RolloutEngineSpec) -> LaunchSettings:
         tensor_parallel_size=parallelism.tensor,
         pipeline_parallel_size=parallelism.pipeline,
         expert_parallel=parallelism.expert is Switch.ENABLED,
+        nodes=_nodes(spec),
     )
+
+
+def _nodes(spec: RolloutEngineSpec) -> NodesConfig | None:
+    """None for an engine of one pod, whose configuration must stay what it was without this field."""
+    if spec.parallelism.nodes == 1:
+        return None
+    # Shorter than the kubelet's patience: the launcher says for whom it waited, a kubelet only kills.
+    return NodesConfig(count=spec.parallelism.nodes, wait_seconds=max(1, spec.startup.timeout_seconds * 9 // 10))
 
 
 def _weight_transfer(spec: RolloutEngineSpec) -> WeightTransfer | None:

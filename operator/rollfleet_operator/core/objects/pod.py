@@ -27,6 +27,7 @@ from rollfleet_operator.core.observed import Settings
 from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
     ENGINE_CONFIG_ENV,
+    PLACE_ENV,
     POD_UID_ENV,
     AcceleratorConfig,
     EngineConfig,
@@ -34,6 +35,7 @@ from rollfleet_protocol.engine_config import (
     Hold,
     ModelConfig,
     OperatorIdentity,
+    Place,
 )
 
 CONTAINER = "engine"
@@ -44,7 +46,7 @@ RUN_DIR = "/run/rollfleet"
 HOME = "/var/lib/rollfleet"  # of any user; the image keeps its caches below it
 STARTUP_PERIOD_S = 2  # a fast engine is ready in seconds
 GRACE_S = 30  # after draining: aborting slow readers, stopping the engine
-FROM_THE_POD = (DEVICES_VARIABLE, POD_UID_ENV)  # by the downward API
+FROM_THE_POD = (DEVICES_VARIABLE, POD_UID_ENV, PLACE_ENV)  # by the downward API, or told to each pod
 PRE_STOP = ("python3", "-m", "rollfleet_engine.prestop")
 
 
@@ -59,20 +61,35 @@ def tls_secret_name(fleet: str) -> str:
 
 
 def build_pod(fleet: RolloutEngine, settings: Settings, ordinal: int, name: str) -> Manifest:
-    """The complete manifest."""
-    pod = _template(fleet, settings, ordinal)
+    """The complete manifest of an engine's only pod, or of the one that leads."""
+    pod = pod_template(fleet, settings, ordinal)
     pod["metadata"]["name"] = name
     pod["metadata"]["annotations"] = {ANNOTATION_TEMPLATE: template_hash(fleet, settings)}
+    if fleet.spec.parallelism.nodes > 1:
+        place_in(pod, fleet, ordinal, Place(node=0, leader=name, leader_host=leader_host(fleet, ordinal)))
     return pod
 
 
 def template_hash(fleet: RolloutEngine, settings: Settings) -> str:
     """Of everything that all pods of the fleet have in common."""
-    template = _template(fleet, settings, 0)
+    template = pod_template(fleet, settings, 0)
     return content_hash({"labels": template["metadata"]["labels"], "spec": template["spec"]})
 
 
-def _template(fleet: RolloutEngine, settings: Settings, ordinal: int) -> Manifest:
+def leader_host(fleet: RolloutEngine, ordinal: int) -> str:
+    """Where the pods of an engine find the one that leads, by DNS; a pod before it may still have the name too."""
+    name, namespace = fleet.metadata.name, fleet.metadata.namespace
+    return f"{name}-{ordinal}-0.{headless_name(name)}.{namespace}.svc"
+
+
+def place_in(pod: Manifest, fleet: RolloutEngine, ordinal: int, place: Place) -> None:
+    """Tell a pod of several which one it is."""
+    pod["spec"]["hostname"] = f"{fleet.metadata.name}-{ordinal}-{place.node}"
+    told = place.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    pod["spec"]["containers"][0]["env"].append({"name": PLACE_ENV, "value": json.dumps(told, sort_keys=True)})
+
+
+def pod_template(fleet: RolloutEngine, settings: Settings, ordinal: int) -> Manifest:
     name, spec = fleet.metadata.name, fleet.spec
     meta = metadata(fleet, "", COMPONENT_ENGINE)
     meta["labels"][LABEL_ENGINE] = str(ordinal)
