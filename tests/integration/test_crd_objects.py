@@ -118,6 +118,24 @@ BAD_FLEETS = {
         fields(parallelism={"tensor": 4, "data": 2}, accelerator={"perPod": 4}),
         "spec.parallelism: tensor x pipeline x data must not exceed spec.accelerator.perPod",
     ),
+    "ranks on several nodes": (
+        fields(parallelism={"tensor": 2, "data": 2, "nodes": 2}),
+        "spec.parallelism.data must be 1 where spec.parallelism.nodes is more",
+    ),
+    "workers that nodes cannot share": (
+        fields(parallelism={"tensor": 4, "nodes": 3}),
+        "spec.parallelism: tensor x pipeline must be divisible by nodes",
+    ),
+    "handles between nodes": (
+        fields(
+            parallelism={"tensor": 2, "nodes": 2},
+            mode="Colocated",
+            sleepMode="Enabled",
+            weightTransfer={"backend": "shm"},
+        ),
+        "spec.weightTransfer.backend ipc and shm need spec.parallelism.nodes 1",
+    ),
+    "nodes as a flag": (setting("spec.engine.args", ["--nnodes", "2"]), "has a field: spec.parallelism"),
     "tensor as a flag": (setting("spec.engine.args", ["--tensor-parallel-size", "2"]), "has a field: spec.parallelism"),
     "sleep as a flag": (setting("spec.engine.args", ["--enable_sleep_mode"]), "has a field: spec.sleepMode"),
     "a key of JSON as a flag": (
@@ -369,7 +387,7 @@ def test_defaults_are_filled_in(namespace: str) -> None:
         "enableBatchInvariant": False,
     }
     assert spec["sleepMode"] == "Disabled"
-    assert spec["parallelism"] == {"tensor": 1, "pipeline": 1, "data": 1, "expert": "Disabled"}
+    assert spec["parallelism"] == {"tensor": 1, "pipeline": 1, "data": 1, "nodes": 1, "expert": "Disabled"}
     assert spec["features"] == {"tokenEndpoint": "Disabled", "routedExperts": "Disabled", "traceReplay": "Disabled"}
     assert "weightTransfer" not in spec
     assert spec["startup"] == {"timeoutSeconds": 1800, "restartBudget": 5}

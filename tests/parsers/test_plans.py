@@ -104,6 +104,58 @@ def test_every_plan_is_understood_as_it_was_meant(release: Release):
     assert len(seen) > 100
 
 
+NODES = {"count": 2, "waitSeconds": 60}
+
+
+def _on_node(node: int, release: str, **spec: Any) -> list[Plan]:
+    """Of an engine of two pods, once their launchers have met, on each platform."""
+    address = f"198.51.100.{node + 1}"
+    place = {"node": node, "leader": "qwen-0-0-a", "leaderHost": "qwen-0-0.qwen-engines.rl.svc"}
+    place |= {"leaderAddress": "198.51.100.1", "ownAddress": address}
+    found = [
+        plan(build_config(nodes=NODES, place=place, **spec), build_facts(installation=each))
+        for each in _places(release)
+    ]
+    return [each for each in found if isinstance(each, Plan)]
+
+
+@pytest.mark.parametrize("sizes", [{"tensorParallelSize": 4}, {"tensorParallelSize": 2, "pipelineParallelSize": 2}])
+@pytest.mark.parametrize("features", FEATURES[:3])
+def test_leader_and_follower_of_two_nodes_are_understood(
+    release: Release, sizes: dict[str, Any], features: dict[str, Any]
+):
+    for node in range(2):
+        plans = _on_node(node, release.name, **sizes, **features)
+        assert len(plans) == len(_places(release.name))
+        for found in plans:
+            understood = release.parse(found.argv[3:])
+            assert "error" not in understood, understood
+            assert (understood["nnodes"], understood["node_rank"]) == (2, node)
+            assert (understood["master_addr"], understood["master_port"]) == ("198.51.100.1", 29501)
+            assert understood["distributed_executor_backend"] == "mp"
+            assert understood["worker_extension_cls"] == "rollfleet_engine.vllm.worker.RollfleetWorkerExtension"
+            assert understood["headless"] is (node == 1)
+            assert understood["middleware"] == (["rollfleet_engine.guard.middleware.Guard"] if node == 0 else [])
+            assert understood["api_server_count"] == (1 if node == 0 else None)
+            assert found.env["VLLM_HOST_IP"] == f"198.51.100.{node + 1}"
+            assert found.argv[2] == (
+                "vllm.entrypoints.openai.api_server" if node == 0 else "rollfleet_engine.vllm.follower"
+            )
+
+
+def test_what_starts_a_follower_is_where_it_is_looked_for(release: Release):
+    """rollfleet_engine.vllm.follower takes these from vLLM's own command."""
+    source = (release.folder / "vllm" / "entrypoints" / "cli" / "serve.py").read_text()
+    for words in (
+        "def run_headless(",
+        "class ServeSubcommand",
+        "MultiprocExecutor(vllm_config, monitor_workers=False)",
+    ):
+        assert words in source
+    for name in ("make_arg_parser", "validate_parsed_serve_args", "FlexibleArgumentParser"):
+        assert name in source.partition("class ServeSubcommand")[0]
+
+
 def _json_is_understood(arguments: tuple[str, ...], understood: dict[str, Any]) -> None:
     given = (
         json.loads(arguments[arguments.index("--additional-config") + 1]) if "--additional-config" in arguments else {}

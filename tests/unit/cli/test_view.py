@@ -38,6 +38,13 @@ def test_engines_are_the_fleets_own_pods_in_order() -> None:
     ]
 
 
+def test_an_engine_of_several_pods_is_one_row() -> None:
+    led = make_pod("qwen", 0)
+    led["metadata"] |= {"name": "qwen-0-1-fghij", "uid": "uid-led"}
+    pods = [make_pod("qwen", 0), led]
+    assert [engine.name for engine in view(make_fleet(), pods=pods).engines] == ["qwen-0-0-abcde"]
+
+
 @pytest.mark.parametrize(
     ("change", "state"),
     [

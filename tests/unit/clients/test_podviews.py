@@ -96,3 +96,11 @@ def test_the_launchers_message_is_told_in_words_beside_what_the_kubelet_waits_fo
     waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
     view = pod_view(make_pod(container={"state": waiting, "lastState": last, "restartCount": 2}))
     assert view.message == "CrashLoopBackOff: back-off 10s; Error: ValueError: no memory"
+
+
+def test_a_pod_that_follows_is_known_by_its_name_whatever_its_labels_say() -> None:
+    led_by = {"rollfleet.io/leader": "qwen-3-0-abcde"}
+    view = pod_view(make_pod(name="qwen-3-2-fghij", annotations=led_by))
+    assert (view.node_index, view.leads, view.leader) == (2, False, "qwen-3-0-abcde")
+    assert pod_view(make_pod(name="qwen-3-0-abcde", labels={"rollfleet.io/node": "2"})).leads
+    assert pod_view(make_pod(name="a-1-1-b-3-0-abcde")).leads, "a fleet may be called so"

@@ -86,6 +86,27 @@ FLEET_FAULTS = {
         {"parallelism": Parallelism(tensor=2, data=4), "accelerator": Accelerator(per_pod=4)},
         "spec.parallelism asks for 8 devices (tensor x pipeline x data), more than spec.accelerator.perPod (4)",
     ),
+    "more workers than the devices of all nodes": (
+        {"parallelism": Parallelism(tensor=8, pipeline=3, nodes=2), "accelerator": Accelerator(per_pod=8)},
+        "asks for 24 devices (tensor x pipeline x data), more than spec.accelerator.perPod (8 x 2 nodes)",
+    ),
+    "workers that nodes cannot share": (
+        {"parallelism": Parallelism(tensor=2, nodes=4)},
+        "spec.parallelism.nodes is 4: tensor x pipeline, 2, must be divisible by it",
+    ),
+    "ranks on several nodes": (
+        {"parallelism": Parallelism(tensor=2, data=2, nodes=2), "accelerator": Accelerator(per_pod=8)},
+        "spec.parallelism.data must be 1 where spec.parallelism.nodes is more: NotSupported: raise spec.replicas",
+    ),
+    "handles between nodes": (
+        {
+            **COLOCATED,
+            "parallelism": Parallelism(tensor=2, nodes=2),
+            "weight_transfer": WeightTransfer(backend=TransferBackend.SHM),
+        },
+        "spec.weightTransfer.backend shm needs spec.parallelism.nodes 1: handles are of one host",
+    ),
+    "a place of ours": ({"env": (EnvVar(name="ROLLFLEET_PLACE", value="{}"),)}, "spec.env[ROLLFLEET_PLACE]"),
     "colocated without sleep": ({"mode": FleetMode.COLOCATED}, "spec.sleepMode must be Enabled"),
     "handles between different NPUs": (
         {"weight_transfer": WeightTransfer(backend=TransferBackend.IPC)},

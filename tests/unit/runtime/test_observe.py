@@ -28,6 +28,18 @@ async def test_a_pod_that_lost_our_labels_is_labelled_again(desk: Desk) -> None:
     assert desk.records.pods.doubtful(KEY) == ()
 
 
+async def test_a_pod_that_follows_gets_its_node_back_and_nobody_asks_it_anything(desk: Desk) -> None:
+    led_by = {"rollfleet.io/leader": "qwen-0-0-abcde"}
+    led = make_pod(uid="p-2", name="qwen-0-1-fghij", annotations=led_by)
+    desk.records.pods.upsert(led | {"metadata": led["metadata"] | {"resourceVersion": "0"}})
+    desk.cluster.put(PODS, "rl", led)
+    desk.records.pods.doubt("p-2")
+    await desk.run()
+    assert desk.stored("pods", "qwen-0-1-fghij")["metadata"]["labels"]["rollfleet.io/node"] == "1"
+    assert desk.observed is not None
+    assert desk.observed.guards == {}
+
+
 @pytest.mark.parametrize("known", [True, False], ids=["while we run", "before we came"])
 async def test_a_pod_that_lost_its_owner_is_adopted_again(desk: Desk, known: bool) -> None:
     """It may be open, and Services and routers find it by its labels: an update that passes it by would leave it so."""

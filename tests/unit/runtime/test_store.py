@@ -256,3 +256,11 @@ def test_says_compares_what_was_wanted_only() -> None:
     assert not says({"b": 2}, {"a": 1})
     assert not says({"a": [1, 2]}, {"a": [1]})
     assert says({"a": [{"x": 1, "y": 2}]}, {"a": [{"x": 1}]})
+
+
+def test_a_pod_that_follows_is_ours_by_its_name_too() -> None:
+    store = PodStore()
+    orphan = make_pod(uid="p-2", name="qwen-0-1-fghij")
+    orphan["metadata"]["ownerReferences"] = []
+    assert store.upsert(orphan) == KEY
+    assert [pod.name for pod in store.doubtful(KEY)] == ["qwen-0-1-fghij"]
