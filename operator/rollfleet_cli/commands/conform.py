@@ -73,13 +73,13 @@ def _run(
     from rollfleet_cli.conformance.choosing import choose  # noqa: PLC0415
     from rollfleet_cli.conformance.conducting import Order, conduct  # noqa: PLC0415
     from rollfleet_cli.conformance.updating import why_not  # noqa: PLC0415
-    from rollfleet_cli.snapshot import engine_pods  # noqa: PLC0415
+    from rollfleet_cli.snapshot import engine_pods, leading  # noqa: PLC0415
 
     cluster = Cluster(access)
     where = namespace or cluster.namespace
     scene = look_at(cluster, where, name)
     names, everything = wanted
-    chosen = choose(engine_pods(cluster, scene.fleet), names, everything=everything)
+    chosen = choose(leading(engine_pods(cluster, scene.fleet)), names, everything=everything)
     _tell(f"{scene.place}: asking {len(chosen.pods)} of {chosen.present} engines ({chosen.how})")
     if disruptive and not why_not(scene) and scene.committed is not None:
         _tell(
