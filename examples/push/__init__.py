@@ -1,0 +1,1 @@
+"""A trainer that pushes one version: the same script for every backend."""
