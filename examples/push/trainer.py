@@ -4,7 +4,7 @@ The same script for every backend: hccl and ipc on NPUs (untested on hardware), 
 training loop would: `weights` is the step's result, everything below it is what the loop does to bring it to the fleet.
 No object of this release asks for a push, so what a loop will read from a WeightVersion's status is given in a file:
 
-    {"serverName": "qwen.rl.control.rollfleet.io", "caFile": "ca.pem",
+    {"serverName": "qwen.rl.engine.rollfleet.io", "caFile": "ca.pem",
      "engines": [{"name": "qwen-0", "url": "https://10.0.0.7:8001", "tokenFile": "qwen-0.token",
                   "rankOffset": 1, "workers": 8}]}
 

@@ -1,15 +1,21 @@
 """Every example is an object that the API server would take, field by field."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
 from rollfleet_operator.api.crd import KINDS, build_schema
+from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.core.accept import ACCEPTED, judge_fleet
+from rollfleet_operator.core.objects.common import COMPONENT_ENGINE
+from tests.support.builders import make_settings
 from tests.support.schemas import unknown_fields, violations
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -19,10 +25,18 @@ REAL = EngineKind("engine:1", Path("/models"), Path("/venv"))
 SIMULATED = EngineKind("engine:1", Path("/models"))
 
 
+DOCUMENTS = [
+    (str(file.relative_to(EXAMPLES)), doc)
+    for file in sorted(EXAMPLES.rglob("*.yaml"))
+    for doc in yaml.safe_load_all(file.read_text())
+]
+OTHERS = [pytest.param(doc, id=f"{name} {doc['kind']}") for name, doc in DOCUMENTS if doc["kind"] not in MODELS]
+FLEETS = [pytest.param(doc, id=name) for name, doc in DOCUMENTS if doc["kind"] == "RolloutEngine"]
+
+
 def _all() -> list[Any]:
-    files = sorted(EXAMPLES.glob("*.yaml"))
-    assert files, "no example was found"
-    found = [pytest.param(doc, id=file.name) for file in files for doc in yaml.safe_load_all(file.read_text())]
+    found = [pytest.param(doc, id=name) for name, doc in DOCUMENTS if doc["kind"] in MODELS]
+    assert found, "no example was found"
     return [
         *found,
         pytest.param(rollout_engine("demo", "demo", REAL, 2), id="demo fleet"),
@@ -43,6 +57,39 @@ def test_example_reads_into_its_model(document: dict[str, Any]) -> None:
     metadata = {"namespace": "default", **document["metadata"]}
     read = MODELS[document["kind"]].model_validate({**document, "metadata": metadata})
     assert read.metadata.name == document["metadata"]["name"]
+
+
+@pytest.mark.parametrize("document", FLEETS)
+def test_the_operator_accepts_every_fleet(document: dict[str, Any]) -> None:
+    fleet = RolloutEngine.model_validate(document | {"metadata": {"namespace": "default", **document["metadata"]}})
+    on_a_laptop = document["metadata"]["name"] == "sim"  # docs/try.md: its chart allows hostPath
+    assert judge_fleet(fleet, make_settings(host_path_allowed=on_a_laptop)) == ACCEPTED
+
+
+@pytest.mark.parametrize("version", ["1.33", "1.36"])
+@pytest.mark.parametrize("document", OTHERS)
+def test_kubernetes_own_objects_are_as_it_would_take_them(document: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("folder", sorted(file.parent for file in EXAMPLES.rglob("trainer.yaml")), ids=lambda f: f.name)
+def test_a_trainer_s_command_is_one_that_its_script_takes_for_its_fleet(folder: Path) -> None:
+    """By the options that the script declares: it needs torch to be imported."""
+    read = [yaml.safe_load_all((folder / name).read_text()) for name in ("rolloutengine.yaml", "trainer.yaml")]
+    fleet, *others = (doc for docs in read for doc in docs)
+    job = next(doc for doc in others if doc["kind"] == "Job")
+    policy = next(doc for doc in others if doc["kind"] == "NetworkPolicy")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    given = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    assert given["--backend"] == fleet["spec"]["weightTransfer"]["backend"]
+    declared = set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (EXAMPLES / "push" / "trainer.py").read_text()))
+    assert set(given) <= declared
+    assert policy["spec"]["podSelector"]["matchLabels"] == {
+        LABEL_FLEET: fleet["metadata"]["name"],
+        LABEL_COMPONENT: COMPONENT_ENGINE,
+    }
+    [rule] = policy["spec"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"] == job["spec"]["template"]["metadata"]["labels"]
 
 
 def test_the_check_sees_a_misspelt_field() -> None:
