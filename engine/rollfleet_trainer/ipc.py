@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -21,7 +21,7 @@ from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target, settle
 from rollfleet_trainer.sender import Sender, first_line
 from rollfleet_trainer.tensors import Sent, listed, loads, nbytes
-from rollfleet_transport.ipc import described, finish_device_work, npu_name
+from rollfleet_transport.ipc import buffer_of, described, finish_device_work, npu_name
 
 
 class Ranks(Protocol):
@@ -104,8 +104,8 @@ def _nothing() -> None:
 class IpcSender(Sender):
     """As Sender says, to engines on the trainer's own NPUs.
 
-    At most `buffer_bytes` of NPU memory are used, or as much as the largest tensor takes. `device` is where the buffer
-    lies: the NPU that is current. `ranks`: of a trainer with several, each of the others has an IpcPeer.
+    At most `buffer_bytes` of NPU memory are used, or as much as the largest tensor takes, on the NPU that is current.
+    `ranks`: of a trainer with several, each of the others has an IpcPeer.
     """
 
     def __init__(
@@ -114,11 +114,9 @@ class IpcSender(Sender):
         *,
         group: str = "",
         buffer_bytes: int = PACKED_BUFFER_BYTES,
-        device: str = "npu",
         ranks: Ranks | None = None,
     ) -> None:
         super().__init__(targets, group=group, buffer_bytes=buffer_bytes)
-        self._device = device
         self._rounds = _Rounds(ranks or OneRank())
 
     def init(self) -> None:
@@ -150,7 +148,7 @@ class IpcSender(Sender):
 
     def _send_load(self, load: Mapping[str, torch.Tensor], sent: Sent) -> None:
         info, kept = listed(load), list[torch.Tensor]()  # a buffer, until every worker has copied it
-        told = self._rounds.all(lambda: _share(load, self._device, kept, sent), info)
+        told = self._rounds.all(lambda: _share(load, kept, sent), info)
         handles = {npu: handle for each in told for npu, handle in each.items()}
         info |= {"ipc_handles": handles, "tensor_sizes": [nbytes(tensor) for tensor in load.values()]}
         self._rounds.all(lambda: self._call(info))
@@ -166,29 +164,32 @@ class IpcSender(Sender):
 class IpcPeer:
     """Any other rank of the trainer: shares its NPU's buffers, and calls nobody. As IpcSender otherwise."""
 
-    def __init__(self, ranks: Ranks, *, buffer_bytes: int = PACKED_BUFFER_BYTES, device: str = "npu") -> None:
+    def __init__(self, ranks: Ranks, *, buffer_bytes: int = PACKED_BUFFER_BYTES) -> None:
         self._rounds = _Rounds(ranks)
         self._buffer_bytes = buffer_bytes
-        self._device = device
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held between calls."""
 
     def init(self) -> None:
         """While rank 0 does."""
         self._rounds.all(_nothing)
 
-    def send(self, tensors: Mapping[str, torch.Tensor]) -> str:
+    def send(self, tensors: Mapping[str, torch.Tensor], _weight_version: str | None = None) -> str:
         """While rank 0 does, with the same tensors. Returns the digest of what that one sent."""
         for names in loads(tensors, self._buffer_bytes):
             load, kept = {name: tensors[name] for name in names}, list[torch.Tensor]()
-            self._rounds.all(lambda load=load, kept=kept: _share(load, self._device, kept), listed(load))  # type: ignore[misc]
+            self._rounds.all(lambda load=load, kept=kept: _share(load, kept), listed(load))  # type: ignore[misc]
             self._rounds.all(_nothing)
         return str(self._rounds.all(_nothing)[0])
 
 
-def _share(
-    load: Mapping[str, torch.Tensor], device: str, kept: list[torch.Tensor], sent: Sent | None = None
-) -> dict[str, Any]:
+def _share(load: Mapping[str, torch.Tensor], kept: list[torch.Tensor], sent: Sent | None = None) -> dict[str, Any]:
     """Fill a buffer, keep it, and describe it: this rank's NPU -> handle."""
-    buffer = torch.empty(sum(nbytes(each) for each in load.values()), dtype=torch.uint8, device=device)
+    buffer = buffer_of(sum(nbytes(each) for each in load.values()))
     kept.append(buffer)
     start = 0
     for name, tensor in load.items():

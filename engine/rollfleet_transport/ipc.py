@@ -25,6 +25,11 @@ def npu_name() -> str:
     return str(npu_generate_uuid())
 
 
+def buffer_of(nbytes: int) -> torch.Tensor:
+    """Bytes on this thread's NPU."""
+    return torch.empty(0, dtype=torch.uint8).npu().new_empty(nbytes)
+
+
 def described(buffer: torch.Tensor) -> dict[str, Any]:
     """A handle of it as JSON, for one reader. ValueError where it lies on no NPU.
 

@@ -68,7 +68,7 @@ def _reader(file: Path) -> Callable[[], str]:
     return lambda: file.read_text(encoding="utf-8").strip()
 
 
-def sender(arguments: argparse.Namespace, engines: Sequence[Target]) -> Sender:
+def sender(arguments: argparse.Namespace, engines: Sequence[Target]) -> Any:
     """The backend's, with what it needs beside the engines."""
     module, _, name = BACKENDS[arguments.backend].partition(":")
     made: Callable[..., Sender] = getattr(import_module(module), name)
@@ -77,16 +77,28 @@ def sender(arguments: argparse.Namespace, engines: Sequence[Target]) -> Sender:
         return made(engines, arguments.address, timeout_s=arguments.timeout / 2, **options)
     if arguments.backend == "hccl":
         return made(engines, timeout_s=arguments.timeout / 2, **options)
+    if arguments.backend == "ipc" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return one_of_several(options, engines)
     return made(engines, **options)
+
+
+def one_of_several(options: dict[str, Any], engines: Sequence[Target]) -> Any:
+    """Of ipc under torchrun: a rank on each NPU that has a worker. The first speaks to the engines for all."""
+    ipc = import_module("rollfleet_trainer.ipc")
+    torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group("gloo")
+    if torch.distributed.get_rank():
+        return ipc.IpcPeer(ipc.GroupRanks(), buffer_bytes=options["buffer_bytes"])
+    return ipc.IpcSender(engines, ranks=ipc.GroupRanks(), **options)
 
 
 def push(arguments: argparse.Namespace) -> dict[str, Any]:
     """All phases; what came of it. The operator has closed and armed the engines, and named us as the sender."""
     fleet = json.loads(arguments.fleet.read_text(encoding="utf-8"))
-    tensors = weights(arguments.checkpoint, "npu" if arguments.backend in ON_NPU and not arguments.host else "cpu")
     engines = targets(fleet, arguments.fleet.parent, arguments.timeout)
     began = time.monotonic()
     with sender(arguments, engines) as sending:
+        tensors = weights(arguments.checkpoint, "npu" if arguments.backend in ON_NPU and not arguments.host else "cpu")
         sending.init()
         digest = sending.send(tensors, str(arguments.version))
     return {"version": arguments.version, "digest": digest, "seconds": round(time.monotonic() - began, 3)}
@@ -104,7 +116,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--group", default="", help="the group's epoch: an init of the same one keeps its communicator")
     parser.add_argument("--buffer-mib", type=int, default=64)
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a call; below the transfer's deadline")
-    parser.add_argument("--host", action="store_true", help="hccl: keep the tensors on the host, and copy one by one")
+    parser.add_argument(
+        "--host", action="store_true", help="hccl, ipc: keep the tensors on the host, and copy one by one"
+    )
     return parser.parse_args(argv)
 
 

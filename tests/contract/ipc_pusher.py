@@ -114,7 +114,7 @@ def _send(settings: Mapping[str, Any], how: str, client: GuardClient) -> dict[st
         engine.send_weights()
         return {}
     target = Target(client, settings["rankOffset"], settings["workers"])
-    with IpcSender([target], buffer_bytes=settings.get("bufferBytes", 1 << 16), device="cpu") as sender:
+    with IpcSender([target], buffer_bytes=settings.get("bufferBytes", 1 << 16)) as sender:
         sender.init()
         return {"digest": sender.send(tensors, settings.get("label"))}
 

@@ -1,6 +1,7 @@
 """examples/push/trainer.py as a user runs it, over every backend that runs without NPUs, to two guards at once.
 
-hccl runs over the stand-in of vLLM-Ascend. The engines are simulators, started by hand as in test_hccl.py.
+hccl and ipc run over the stand-ins of vLLM-Ascend and torch_npu. The engines are simulators, started by hand as in
+test_hccl.py.
 """
 
 import json
@@ -17,13 +18,13 @@ from rollfleet_protocol.state import OperationStatus, WeightsState
 from tests.contract.client import STEP_TIMEOUT_S, Client, Operator, held, operation_of
 from tests.contract.conftest import SIMULATOR
 from tests.contract.models import SimulatedModels
-from tests.contract.process import ROOT, EngineProcess, Kind, Site, simulator
+from tests.contract.process import ROOT, EngineProcess, Kind, Site, free_ports, simulator
 from tests.contract.trainer import SUBJECT, UID
 
 STAND_IN = ROOT / "tests" / "support" / "ascend"
 SCRIPT = ROOT / "examples" / "push" / "trainer.py"
 ENGINES = 2
-BACKENDS = ("gloo", "shm", "hccl")
+BACKENDS = ("gloo", "shm", "hccl", "ipc")
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -42,7 +43,7 @@ def engines(backend: str, site: Site, simulated: SimulatedModels) -> Iterator[li
     if not vllm_venv.is_complete(venv):
         pytest.skip(f"no torch: `make vllm-venv` makes {venv}")
     python = str(venv / "bin" / "python")
-    colocated: dict[str, Any] = {"mode": "Colocated", "sleepMode": True} if backend == "shm" else {}
+    colocated: dict[str, Any] = {"mode": "Colocated", "sleepMode": True} if backend in ("shm", "ipc") else {}
     made = [
         EngineProcess(
             Kind(SIMULATOR, {"ROLLFLEET_ENGINE": SIMULATOR}, (STAND_IN,)),
@@ -100,14 +101,21 @@ def fleet_file(folder: Path, engines: list[EngineProcess], operators: list[Opera
     return file
 
 
-def run(fleet: Path, backend: str, checkpoint: Path, version: int) -> subprocess.CompletedProcess[str]:
+def begin(
+    fleet: Path, backend: str, checkpoint: Path, version: int, **more: str
+) -> tuple[list[str], dict[str, str], Path]:
+    """Command, environment and folder of one process."""
     command = [str(vllm_venv.venv_path() / "bin" / "python"), str(SCRIPT), "--backend", backend, "--host"]
     command += ["--checkpoint", str(checkpoint), "--version", str(version), "--timeout", "40"]
     path = f"{ROOT / 'engine'}:{ROOT / 'kernels'}:{STAND_IN}"
     environ = {"PATH": os.environ["PATH"], "PYTHONPATH": path, "ROLLFLEET_FLEET": str(fleet)}
-    return subprocess.run(
-        command, env=environ, cwd=fleet.parent, capture_output=True, text=True, timeout=120, check=False
-    )
+    environ["VLLM_CONFIGURE_LOGGING"] = "0"  # ipc's stand-in takes a class from vLLM, which would log to the answers
+    return command, environ | more, fleet.parent
+
+
+def run(fleet: Path, backend: str, checkpoint: Path, version: int) -> subprocess.CompletedProcess[str]:
+    command, environ, folder = begin(fleet, backend, checkpoint, version)
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_script_brings_a_version_to_every_engine(
@@ -136,6 +144,39 @@ def test_the_script_brings_a_version_to_every_engine(
             client.close_client()
             assert (answer.status, answer.version) == (200, version)
             assert answer.text == simulated.answer(version, simulated.short_prompt)
+
+
+@pytest.mark.parametrize("backend", ["ipc"], indirect=True)
+def test_a_trainer_of_several_ranks_has_one_on_each_npu(
+    engines: list[EngineProcess],
+    operators: list[Operator],
+    site: Site,
+    simulated: SimulatedModels,
+    backend: str,
+    tmp_path: Path,
+) -> None:
+    """As torchrun starts them. The engines' workers are on the second one's NPU here, which speaks to nobody."""
+    fleet = fleet_file(tmp_path, engines, operators, site)
+    epoch, digest = armed(operators, backend, 3), simulated.digest(3)
+    [port] = free_ports(1)
+    ranks = []
+    for rank, npu in ((0, "7"), (1, "0")):
+        group = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "STAND_IN_NPU": npu}
+        group |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command, environ, folder = begin(fleet, backend, simulated.folder(3), 3, **group)
+        process = subprocess.Popen(
+            command, env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        ranks.append(process)
+    for process in ranks:
+        told, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors[-3000:]
+        assert json.loads(told)["digest"] == digest
+    for operator in operators:
+        assert operation_of(operator.state()).status is OperationStatus.SUCCEEDED
+        operator.verify(epoch, 3, digest)
+        state = operator.do("open", epoch, version=3, digest=digest)
+        assert held(state) == (WeightsState.VERIFIED, 3, digest)
 
 
 def test_what_the_engines_refuse_is_told_with_their_names(

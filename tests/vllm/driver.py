@@ -160,10 +160,8 @@ def sender_of(backend: str, target: Target) -> Sender:
         return GlooSender([target], "127.0.0.1", buffer_bytes=1 << 16)
     if backend == "shm":
         return ShmSender([target])
-    if backend == "ipc":
-        made: Sender = import_module("rollfleet_trainer.ipc").IpcSender([target], buffer_bytes=1 << 16, device="cpu")
-        return made
-    sender: type[Sender] = import_module("rollfleet_trainer.hccl").HcclSender
+    name = {"hccl": "HcclSender", "ipc": "IpcSender"}[backend]
+    sender: type[Sender] = getattr(import_module(f"rollfleet_trainer.{backend}"), name)
     return sender([target], buffer_bytes=1 << 16)
 
 

@@ -112,9 +112,9 @@ def rank(number: int, npu: int, store: str, what: str, pipes: list[Connection], 
     torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=number, world_size=RANKS)
     engine = Engine(pipes)
     said: dict[str, Any] = {"rank": number}
-    sender: IpcSender | IpcPeer = IpcPeer(GroupRanks(), buffer_bytes=4096, device="cpu")
+    sender: IpcSender | IpcPeer = IpcPeer(GroupRanks(), buffer_bytes=4096)
     if number == 0:
-        sender = IpcSender([Target(engine, 1, RANKS)], ranks=GroupRanks(), buffer_bytes=4096, device="cpu")
+        sender = IpcSender([Target(engine, 1, RANKS)], ranks=GroupRanks(), buffer_bytes=4096)
     sender.init()
     try:
         said["digest"] = sender.send(tensors(what))

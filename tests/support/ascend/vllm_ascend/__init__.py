@@ -40,6 +40,7 @@ npu.current_stream = Stream
 npu.stream = _on
 npu.device = _on
 npu.current_device = lambda: 0
+npu.set_device = lambda _: None
 npu.synchronize = lambda: None
 npu.is_available = lambda: False  # as transformers asks, which vLLM imports
 torch.npu = npu
