@@ -12,7 +12,7 @@ CLUSTER := eval "$$($(BIN)/python -m examples.demo.environment env)";
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
@@ -79,6 +79,11 @@ check-ascend: setup ## compare what our backends rely on with a checkout, and pu
 	@$(BIN)/python -m devtools.check_ascend "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))" $(if $(TORCH_NPU),--torch-npu "$(TORCH_NPU)")
 	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py tests/vllm/test_ipc.py -q
 
+.PHONY: check-rlconfig-023
+check-rlconfig-023: setup ## the same with the code of vLLM-Ascend 0.23.0.post1, which has no rl_config; its source is fetched once
+	@folder="$$($(BIN)/python -m devtools.ascend_sdist)" && $(BIN)/python -m devtools.check_rlconfig "$$folder"
+	@$(PYTEST) tests/ascend -q
+
 .PHONY: model
 model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further
 ifdef SCHEDULES
@@ -116,6 +121,11 @@ images: setup ## operator's and engine's image built from their Dockerfiles and 
 contract: vllm-venv ## one suite against the simulator and against real vLLM, vLLM's inside, and parsers of its releases
 	@$(PYTEST) tests/contract tests/parsers tests/vllm tests/kernels -q --timeout 300
 
+.PHONY: contract-032
+contract-032: setup ## the same suite against real vLLM 0.32.0; its environment is made once, 3 GB to download
+	@$(BIN)/python -m devtools.vllm_venv --release 0.32.0
+	@ROLLFLEET_VLLM=0.32.0 $(PYTEST) tests/contract -q --timeout 300 -k "not simulator"
+
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server
 	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300 -m "not full"
@@ -142,7 +152,7 @@ soak: prepare ## 500 updates of 16 simulated engines with random faults
 
 .PHONY: test-full
 test-full: test ## `make test`, and what takes longer: the whole matrix of kills, failures with real vLLM, the soak
-	@$(PYTHON) -m devtools.layers integration-full e2e-full kills soak
+	@$(PYTHON) -m devtools.layers contract-032 check-rlconfig-023 integration-full e2e-full kills soak
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

@@ -3,8 +3,8 @@
 `python -m devtools.check_rlconfig CHECKOUT` (make check-rlconfig VLLM_ASCEND=CHECKOUT). Nothing of torch, vLLM or CANN
 is needed: the class RlConfig, the part of AscendConfig.__init__ that refuses the key of before, and platform.py's
 function are taken out of the sources by their names and run with everything else stubbed. Sources without these names
-are told, not passed over. Earlier builds (to 0.26) have no rl_config: of them, it is looked up that what the launcher
-says instead is read at all.
+are told, not passed over. Earlier builds (to 0.26) have no rl_config: of them, what the launcher says instead is looked
+up, and their own code is run on it (before_rlconfig.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from devtools.before_rlconfig import Before, MissingError, rules
 from devtools.rl_rules import CASES, Case
 
 CONFIG, PLATFORM, WORKER = "vllm_ascend/ascend_config.py", "vllm_ascend/platform.py", "vllm_ascend/worker/worker.py"
@@ -130,16 +131,29 @@ def _before_rl_config(checkout: Path) -> Iterator[str]:
             yield f"{file} does not read {word}"
 
 
+def _check_before(checkout: Path) -> int:
+    print(f"{checkout}: no rl_config; what the launcher says instead is looked for, and run")
+    unread = list(_before_rl_config(checkout))
+    for text in unread:
+        print(f"DIFFERS {text}")
+    print(f"{len(BEFORE_RL_CONFIG) - len(unread)} of {len(BEFORE_RL_CONFIG)} settings are read")
+    try:
+        found = list(rules(Before(checkout)))
+    except MissingError as error:
+        raise CheckoutError(str(error)) from error
+    wrong = 0
+    for rule, does, should in found:
+        wrong += does != should
+        print(f"holds   {rule}" if does == should else f"DIFFERS {rule}: it is {does!r}, not {should!r}")
+    print(f"{len(found) - wrong} of {len(found)} rules hold")
+    return len(unread) + wrong
+
+
 def check(checkout: Path) -> int:
     """The number of rules that do not hold, each printed."""
     source = checkout / CONFIG
     if source.is_file() and "class RlConfig" not in source.read_text(encoding="utf-8"):
-        print(f"{checkout}: no rl_config; what the launcher says instead is looked for")
-        found = list(_before_rl_config(checkout))
-        for text in found:
-            print(f"DIFFERS {text}")
-        print(f"{len(BEFORE_RL_CONFIG) - len(found)} of {len(BEFORE_RL_CONFIG)} settings are read")
-        return len(found)
+        return _check_before(checkout)
     upstream = Upstream(checkout)
     wrong = 0
     for case in CASES:

@@ -40,7 +40,8 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     if not vllm_venv.is_complete(venv):
         pytest.skip(f"no vLLM at {venv}: `make vllm-venv` builds it")
     python = str(venv / "bin" / "python")
-    return Kind(VLLM, {"ROLLFLEET_ENGINE": VLLM, "ROLLFLEET_ENGINE_PYTHON": python, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    environ = {"ROLLFLEET_ENGINE": VLLM, "ROLLFLEET_ENGINE_PYTHON": python, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return Kind(VLLM, environ, release=vllm_venv.chosen_release())
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +75,7 @@ def run_engine(
 @pytest.fixture(scope="session")
 def engine(kind: Kind, site: Site, models: Models) -> Iterator[EngineProcess]:
     """The engine that most tests share; it started from base. Tests must not rely on the version it holds."""
-    yield from run_engine(kind, site, "main", models.folder(0), models)
+    yield from run_engine(kind, site, "main", models.folder(0), models, features={"tokenEndpoint": "Enabled"})
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from rollfleet_engine.simulator.adapter import RELEASE
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.issuer import CertificateAuthority, Issuer
 
@@ -53,6 +54,7 @@ class Kind:
     name: str  # simulator | vllm
     environ: dict[str, str]
     python_path: tuple[Path, ...] = ()  # beside our own sources
+    release: str = RELEASE  # of vLLM, real or simulated
 
 
 @dataclass(frozen=True)

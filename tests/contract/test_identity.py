@@ -85,9 +85,9 @@ def test_c14_bad_identities_get_nothing(operator: Operator, name: str):
     assert operator.state() == before
 
 
-def test_the_operator_is_let_in(operator: Operator):
+def test_the_operator_is_let_in(engine: EngineProcess, operator: Operator):
     assert operator.request("GET", STATE_PATH, token=operator.make_token()).status_code == 200
-    assert operator.state().facts.engine_version == "0.27.1"
+    assert operator.state().facts.engine_version == engine.kind.release
 
 
 def test_two_authorization_headers_are_one_too_many(operator: Operator, engine: EngineProcess):

@@ -66,5 +66,5 @@ def test_bad_arguments_are_no_case_for_a_restart(kind: Kind, site: Site, models:
 def test_the_plan_is_in_the_log(engine: EngineProcess):
     first = json.loads(engine.log().splitlines()[0])
     assert first["event"] == "plan"
-    assert first["release"] == "0.27.1"
+    assert first["release"] == engine.kind.release
     assert str(engine.config.serving_port) in first["argv"]

@@ -22,7 +22,7 @@ OVERRIDDEN = {
 }
 
 
-def _planned(case: Case, place: str) -> Plan | Refused:
+def planned(case: Case, place: str) -> Plan | Refused:
     written = case.additional.get("rl_config")
     flags = {RL_KEYS[key]: value for key, value in written.items() if key in RL_KEYS} if _is_sound(written) else {}
     config = build_config(
@@ -44,7 +44,7 @@ PAIRS = [("0.27.1 on NPUs", case) for case in CASES] + [("0.27.1 on NPUs without
 
 @pytest.mark.parametrize(("place", "case"), PAIRS, ids=lambda each: each if isinstance(each, str) else each.rule)
 def test_the_launcher_does_what_rl_config_does(place: str, case: Case):
-    found = _planned(case, place)
+    found = planned(case, place)
     if case.error or case.rule in OVERRIDDEN:
         assert isinstance(found, Refused), found
         return
@@ -55,14 +55,14 @@ def test_the_launcher_does_what_rl_config_does(place: str, case: Case):
             assert environ.get(name) == (value or None)  # without an entry the launcher takes it away
         elif name != "VLLM_SERVER_DEV_MODE":  # the guard's control routes need it in every engine
             assert environ.get(name) == value
-    additional = _additional(found)
+    additional = additional_of(found)
     if case.nz is not None:
         assert _nz(additional, environ) == case.nz
     flags = _flags(found, additional, environ)
     assert {key: flags[key] for key in case.flags} == case.flags
 
 
-def _additional(found: Plan) -> dict[str, Any]:
+def additional_of(found: Plan) -> dict[str, Any]:
     option = "--additional-config"
     return json.loads(found.argv[found.argv.index(option) + 1]) if option in found.argv else {}
 

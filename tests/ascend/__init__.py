@@ -1,0 +1,1 @@
+"""What needs the sources of a vLLM-Ascend: `make check-rlconfig-023`."""
