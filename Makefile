@@ -122,9 +122,9 @@ contract: vllm-venv ## one suite against the simulator and against real vLLM, vL
 	@$(PYTEST) tests/contract tests/parsers tests/vllm tests/kernels -q --timeout 300
 
 .PHONY: contract-032
-contract-032: setup ## the same suite against real vLLM 0.32.0; its environment is made once, 3 GB to download
+contract-032: setup ## the same suite, and vLLM's inside, against real vLLM 0.32.0; its environment is made once, 3 GB to download
 	@$(BIN)/python -m devtools.vllm_venv --release 0.32.0
-	@ROLLFLEET_VLLM=0.32.0 $(PYTEST) tests/contract -q --timeout 300 -k "not simulator"
+	@ROLLFLEET_VLLM=0.32.0 $(PYTEST) tests/contract tests/vllm -q --timeout 300 -k "not simulator"
 
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server

@@ -146,3 +146,21 @@ def summarise(problems: list[str]) -> str:
     """One message of many."""
     more = len(problems) - NAMED_AT_MOST
     return "; ".join(problems[:NAMED_AT_MOST]) + (f"; and {more} more" if more > 0 else "")
+
+
+def process_tied(model: torch.nn.Module) -> None:
+    """Let vLLM process layers anew that share their weight with another one.
+
+    On CPUs it keeps a packed copy of a weight beside it (model_executor/layers/utils.py, the function
+    dispatch_cpu_unquantized_gemm). Nobody loads a tied head, so nobody packs it again: in 0.32.0, which packs small
+    ones, it answered by the weights before.
+    """
+    sharing: dict[int, list[torch.nn.Module]] = {}
+    for layer in model.modules():
+        weight = layer._parameters.get("weight")
+        if weight is not None and weight.numel() and not weight.is_meta:
+            sharing.setdefault(weight.data_ptr(), []).append(layer)
+    for layers in sharing.values():
+        for layer in layers if len(layers) > 1 else ():
+            if (method := getattr(layer, "quant_method", None)) is not None:
+                method.process_weights_after_loading(layer)

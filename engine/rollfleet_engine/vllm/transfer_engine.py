@@ -26,6 +26,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.platforms import current_platform
 
 from rollfleet_engine.vllm.layers import (
     TORCH_DTYPES,
@@ -34,6 +35,7 @@ from rollfleet_engine.vllm.layers import (
     compare_layers,
     loaded_layers,
     measure_layers,
+    process_tied,
     summarise,
 )
 from rollfleet_engine.weights.backends.base import HostBytes, Seat
@@ -242,6 +244,8 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 self._fail(FailureReason.COVERAGE_FAILED, summarise(self._report.problems))
         if self._report.failure is None:
             finalize_layerwise_reload(self.model, self.model_config)
+            if current_platform.is_cpu():
+                process_tied(self.model)
             self._report.finished = True
             self._forget_copy()
 
