@@ -99,3 +99,25 @@ async def test_an_engine_of_two_pods(environment: Environment, fleet: Fleet, eng
     assert checks.wrong_answers(load.samples, known) == []
     assert checks.stale_answers(load.samples) == []
     await kubectl("delete", "rolloutengine", fleet.name, "-n", fleet.namespace, "--wait=true")
+
+
+async def test_two_engines_with_places_for_one_do_not_keep_each_other_from_starting(
+    environment: Environment, fleet: Fleet
+) -> None:
+    """The node has 16 NPUs, an engine takes them all in two pods of 8: each may have got the half of it."""
+    await fleet.create(environment.simulated(npus=8), 2, parallelism={"tensor": NODES, "nodes": NODES})
+
+    def told(document: dict[str, Any]) -> dict[str, int]:
+        return dict(((document.get("status") or {}).get("engines") or {}).get("counts") or {})
+
+    async def settled() -> bool:
+        document = await get("rolloutengine", fleet.name, fleet.namespace)
+        return told(document) == {"Serving": 1, "Unschedulable": 1}
+
+    await until(settled, 180.0, lambda: "no engine got both of its places")
+    (detail,) = (await get("rolloutengine", fleet.name, fleet.namespace))["status"]["engines"]["details"]
+    assert (detail["ordinal"], detail["state"]) == (1, "Unschedulable")
+    assert "Insufficient huawei.com/Ascend910" in detail["message"]
+    assert "meanwhile" not in detail["message"], "it holds nothing"
+    by_ordinal = [pod["metadata"]["labels"]["rollfleet.io/engine"] for pod in await fleet.pods()]
+    assert sorted(by_ordinal) == ["0", "0", "1", "1"]
