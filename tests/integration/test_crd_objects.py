@@ -351,7 +351,7 @@ def test_every_word_about_the_launch_is_taken_and_kept(namespace: str) -> None:
             "toolCalling": {"parser": "hermes"},
             "logprobs": {"mode": "processed_logprobs", "max": -1},
         },
-        "parallelism": {"tensor": 4, "pipeline": 1, "data": 2, "expert": "Enabled"},
+        "parallelism": {"tensor": 4, "pipeline": 1, "data": 2, "nodes": 1, "expert": "Enabled"},
         "accelerator": {"resourceName": "huawei.com/Ascend910", "perPod": 8},
         "engine": {
             "args": ["--max-model-len", "1024"],
@@ -373,7 +373,7 @@ def test_defaults_are_filled_in(namespace: str) -> None:
     apply(document, dry_run=False)
     spec = get("roe", "defaults", namespace)["spec"]
     assert spec["mode"] == "Disaggregated"
-    assert spec["accelerator"] == {"resourceName": "huawei.com/Ascend910", "perPod": 8}
+    assert spec["accelerator"] == {"perPod": 8}
     assert spec["router"] == {
         "mode": "Enabled",
         "replicas": 1,
