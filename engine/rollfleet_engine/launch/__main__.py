@@ -140,20 +140,22 @@ def main() -> int:
         code = refuse(planned.problems if isinstance(planned, Refused) else (), log_path)
         _show(prepared.facts)
         return code
-    _show(prepared.facts)
     bond = signals = None
     if config.nodes is not None and config.place is not None:
+        signals = SignalPipe(WAITED)
         try:
-            signals = SignalPipe(WAITED)
             config, bond = _meet(config, config.nodes, config.place, planned.release, signals)
         except MeetingError as error:
             return refuse((error.problem,), log_path)
         except StoppedError:
             log("stopped", cause="this pod was told to stop while it waited for the engine's other nodes")
             return 128 + signal.SIGTERM
-        again = plan(config, prepared.facts)
-        planned = again if isinstance(again, Plan) else planned
+        planned = plan(config, prepared.facts)
+        if isinstance(planned, Refused):  # of a variable that says what only the meeting could tell
+            bond.lifeline.end(planned.problems[0].cause)
+            return refuse(planned.problems, log_path)
     print(planned.to_json(), flush=True)
+    _show(prepared.facts)
     finder = CauseFinder()
     told = tell_guard(planned, prepared.facts)
     supervisor = Supervisor(told, environ, finder, bond=bond, signals=signals)
