@@ -6,7 +6,7 @@ from typing import Any
 
 from rollfleet_engine.guard.states import Heard, Rejection, to_wire
 from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, Unreachable
-from rollfleet_operator.clients.followers import BACKOFF_MAX_S, BACKOFF_MIN_S, Follower
+from rollfleet_operator.clients.follower import BACKOFF_MAX_S, BACKOFF_MIN_S, Follower
 from rollfleet_operator.clients.guards import COMMAND_S, POLL_GRACE_S, POLL_S, Endpoint
 from rollfleet_operator.core.observed import GuardView
 from rollfleet_protocol.commands import Command

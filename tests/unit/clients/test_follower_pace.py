@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 import pytest
 
 from rollfleet_operator.clients.errors import Unreachable
-from rollfleet_operator.clients.followers import ANSWERS_PER_S, MAX_ANSWERS, Followers
+from rollfleet_operator.clients.follower import ANSWERS_PER_S, MAX_ANSWERS
+from rollfleet_operator.clients.followers import Followers
 from rollfleet_operator.clients.guards import Endpoint
 from rollfleet_operator.clients.podviews import pod_view
 from rollfleet_protocol.commands import Arm, Command
