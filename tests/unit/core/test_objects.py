@@ -19,6 +19,7 @@ from rollfleet_operator.api.launch import (
     WeightTransfer,
 )
 from rollfleet_operator.api.rolloutengine import (
+    Accelerator,
     EnvVar,
     Hold,
     Model,
