@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import multiprocessing as mp
+from torch_npu.multiprocessing.reductions import remove_counters
 
 from rollfleet_engine.weights.backends import ipc  # noqa: F401 - with vLLM, before the processes part
 from rollfleet_engine.weights.backends.base import Seat
@@ -124,6 +125,7 @@ def rank(number: int, npu: int, store: str, what: str, pipes: list[Connection], 
         sender.close()
     out.put(said | {"workers": engine.digests, "aborted": engine.aborted})
     torch.distributed.destroy_process_group()
+    remove_counters()
 
 
 def scene(*, npus: tuple[int, int] = (0, 1), second: str = "") -> list[dict[str, Any]]:

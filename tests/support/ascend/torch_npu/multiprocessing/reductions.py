@@ -103,6 +103,12 @@ def _counter_file() -> tuple[str, np.ndarray]:
     return next(iter(_made.items()))
 
 
+def remove_counters() -> None:
+    """Of a forked process, which ends without what others do at their end."""
+    for name in _made:
+        (SHM / name.lstrip("/")).unlink(missing_ok=True)
+
+
 def readers() -> int:
     """Of what this process shared: descriptions that somebody has not let go of."""
     return sum(int(counters[:-1].sum()) for counters in _made.values())
