@@ -12,7 +12,9 @@ from tests.support.bad_objects import BAD_FLEETS, BAD_VERSIONS, fleet, version
 
 ROOT = Path(__file__).parents[2]
 CRDS = [str(file) for file in sorted((ROOT / "crds").glob("*.yaml"))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+EXAMPLES = sorted(
+    file for file in (ROOT / "examples").rglob("*.yaml") if "apiVersion: rollfleet.io/" in file.read_text()
+)
 Made = Callable[[], dict[str, Any]]
 
 
@@ -23,9 +25,13 @@ def test_the_objects_that_are_spoilt_below_are_legal(make: Made, tmp_path: Path)
     assert check_crds.run(CRDS, str(file)).stderr == ""
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_examples_are_taken(example: Path) -> None:
     assert check_crds.run(CRDS, str(example)).stderr == ""
+
+
+def test_examples_in_folders_are_among_them() -> None:
+    assert {"hccl", "ipc"} <= {file.parent.name for file in EXAMPLES}
 
 
 @pytest.mark.parametrize(
