@@ -15,6 +15,8 @@ from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import FanOut, Target, group_size, settle
 from rollfleet_trainer.tensors import Sent
 
+NOTHING = "there are no tensors to send"
+
 
 class Sender(ABC):
     """Sends to the engines of one group. A context manager: leaving it gives back what the transport took.
@@ -60,11 +62,14 @@ class Sender(ABC):
     def send(self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None) -> str:
         """Phases 2 to 4. Returns the version digest of what was sent, which every engine's workers agree to.
 
-        Raises TransferError with the engines' words, and whatever reading the tensors raises. The engines are told of
-        both: none of them waits for the rest.
+        Raises TransferError with the engines' words, ValueError where there are no tensors, and whatever reading them
+        raises. The engines are told of all: none of them waits for the rest.
         """
         if not self._joined():
             raise TransferError("there is no group: init comes first")
+        if not tensors:
+            self._break_off(NOTHING)
+            raise ValueError(NOTHING)
         self._fan.all(lambda target: target.client.start_weight_update())
         sent = Sent()
         try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from devtools import vllm_venv
+from rollfleet_engine.weights.coverage import read_model_tensors
 from rollfleet_protocol.state import DigestSource, Gate, OperationStatus, WeightsState
 from tests.contract.client import STEP_TIMEOUT_S, Client, Operator, held, operation_of
 from tests.contract.conftest import run_engine
@@ -133,6 +134,20 @@ def test_a_trainer_that_breaks_off_says_why_to_the_engine(
     assert failure is not None
     assert 'the trainer broke off: "ValueError: the gather failed on rank 3"' in failure.message
     trainer.update(1, backend)
+    serves(reader, models, 1)
+
+
+def test_a_trainer_with_nothing_to_send_says_so_before_anything_is_touched(
+    trainer: Trainer, reader: Client, models: Models, backend: str
+):
+    trainer.update(1, backend)
+    told, state = trainer.fail(backend, 2, omit=sorted(read_model_tensors(models.folder(2)).tensors))
+    assert told == "ValueError: there are no tensors to send"
+    failure = operation_of(state).failure
+    assert failure is not None
+    assert failure.message == 'the trainer broke off: "there are no tensors to send"'
+    assert state.weights.state is WeightsState.VERIFIED
+    trainer.operator.do("cancel", state.epoch)
     serves(reader, models, 1)
 
 
