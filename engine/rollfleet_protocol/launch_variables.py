@@ -39,7 +39,7 @@ _SAGEMAKER = "vLLM's SageMaker layer loads code by it that runs in front of the 
 RESERVED_VARIABLES = (
     Reserved("VLLM_USE_RUST_FRONTEND", _RUST),
     Reserved("VLLM_RUST_FRONTEND_PATH", _RUST),
-    Reserved("VLLM_ALLOW_INSECURE_SERIALIZATION", "nothing that reaches an engine may be unpickled"),
+    Reserved("VLLM_ALLOW_INSECURE_SERIALIZATION", "it comes from spec.weightTransfer.insecureSerialization"),
     Reserved("VLLM_ENABLE_SCALE_OUT_ENDPOINTS", "it comes from spec.features.tokenEndpoint"),
     Reserved("VLLM_LOGGING_CONFIG_PATH", LOG_IS_READ),
     Reserved("VLLM_CONFIGURE_LOGGING", LOG_IS_READ),
