@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from rollfleet_cli.asking import ACCOUNT, RIGHT, Answer, Way, ask, engine_config
 from rollfleet_cli.cluster import Access, Cluster
 from rollfleet_cli.errors import CommandError, ForbiddenError, NotFoundError
-from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET, node_of
+from rollfleet_operator.api.meta import ANNOTATION_LEADER, LABEL_COMPONENT, LABEL_FLEET, node_of
 from rollfleet_operator.api.rolloutengine import RolloutEngine, RouterMode
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.podviews import node_view
@@ -111,6 +111,11 @@ def engine_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[Manifest, ...]:
 def leading(pods: Iterable[Manifest]) -> tuple[Manifest, ...]:
     """Those that have a guard: of engines of several pods the ones that lead."""
     return tuple(pod for pod in pods if node_of(str(pod["metadata"]["name"])) == 0)
+
+
+def led_by(pods: Iterable[Manifest], leader: str) -> tuple[Manifest, ...]:
+    """Of an engine of several pods the others."""
+    return tuple(pod for pod in pods if (pod["metadata"].get("annotations") or {}).get(ANNOTATION_LEADER) == leader)
 
 
 def router_pods(cluster: Cluster, fleet: RolloutEngine) -> tuple[HelperPod, ...] | None:

@@ -20,6 +20,7 @@ from rollfleet_cli.conformance.report import EngineRecord, Report, asked_for, fa
 from rollfleet_cli.conformance.running import CHECK_S, Result, Verdict, run_check
 from rollfleet_cli.conformance.updating import Tell, longest_s, move, told_by, why_not
 from rollfleet_cli.errors import CommandError, NotPossibleError
+from rollfleet_cli.snapshot import engine_pods, led_by
 from rollfleet_cli.verifying import probe_of
 from rollfleet_operator.clients.errors import RollfleetError
 from rollfleet_operator.ports import NODES, Manifest
@@ -126,7 +127,7 @@ async def _reach(run: Run, way: Reacher, stack: AsyncExitStack, pods: Sequence[M
     reached = [each for each in await asyncio.gather(*(one(pod) for pod in pods)) if each is not None]
     for each in reached:
         if each.subject.pod not in run.records:
-            run.records[each.subject.pod] = await asyncio.to_thread(_record, run.cluster, each), each
+            run.records[each.subject.pod] = await asyncio.to_thread(_record, run, each), each
     return reached
 
 
@@ -213,7 +214,7 @@ async def _report(run: Run) -> Report:
     )
 
 
-def _record(cluster: Cluster, engine: Reached) -> EngineRecord:
+def _record(run: Run, engine: Reached) -> EngineRecord:
     pod, state = engine.pod, engine.subject.state
     node = str(pod["spec"].get("nodeName", ""))
     container = pod["spec"]["containers"][0]
@@ -226,8 +227,20 @@ def _record(cluster: Cluster, engine: Reached) -> EngineRecord:
         image_id=str(ours.get("imageID", "")),
         incarnation=state.incarnation,
         facts=facts_of(state.facts),
-        node_info=_node_info(cluster, node),
+        node_info=_node_info(run.cluster, node),
+        followers=_followers(run, engine),
     )
+
+
+def _followers(run: Run, engine: Reached) -> dict[str, str]:
+    """The engine's further pods with their nodes; nothing where there are none, or pods may not be listed any more."""
+    if engine.subject.config.nodes is None:
+        return {}
+    try:
+        found = led_by(engine_pods(run.cluster, run.scene.fleet), engine.subject.pod)
+    except CommandError:
+        return {}
+    return {str(pod["metadata"]["name"]): str(pod["spec"].get("nodeName", "")) for pod in found}
 
 
 def _node_info(cluster: Cluster, name: str) -> dict[str, str]:

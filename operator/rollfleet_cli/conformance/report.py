@@ -17,7 +17,7 @@ from rollfleet_protocol.state import Facts
 FORMAT = 1  # raised where a key changes its meaning
 SHOWN_FAULTS = 3  # of a check at an engine, in tables; the JSON has all
 # Of an engine's configuration: what the spec asks for, and nothing that may be a secret.
-ASKED_FOR = ("mode", "rl_config", "sleep_mode", "weight_transfer", "features", "accelerator", "hold")
+ASKED_FOR = ("mode", "rl_config", "sleep_mode", "weight_transfer", "features", "accelerator", "nodes", "hold")
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "expert_parallel")
 
 
@@ -32,6 +32,7 @@ class EngineRecord:
     incarnation: str
     facts: dict[str, Any]
     node_info: dict[str, str] = field(default_factory=dict)  # kernel, architecture, kubelet; empty: may not be read
+    followers: dict[str, str] = field(default_factory=dict)  # of an engine of several pods: the others, and their nodes
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Report:
     rollfleet: str  # version of this program
     started: datetime
     ended: datetime
-    complete: bool  # False: the time was over before the last check
+    complete: bool  # False: not all was tried, or not of every engine that was chosen
     namespace: str
     fleet: str
     fleet_uid: str
@@ -187,6 +188,7 @@ def _engine_lines(report: Report) -> list[str]:
     for each in report.engines:
         facts, host = each.facts, each.facts.get("host", {})
         node = ", ".join((each.node, *(f"{name} {value}" for name, value in each.node_info.items())))
+        node = "; ".join((node, *(f"{pod} on {where}" for pod, where in each.followers.items())))
         chips = f"NPUs {', '.join(map(str, host['npus']))}" if host.get("npus") else ""
         platform = " ".join(filter(None, (host.get("platform"), host.get("chip"), chips)))
         software = ", ".join(f"{name} {version}" for name, version in host.get("software", {}).items())

@@ -14,13 +14,14 @@ from rollfleet_cli.conformance.checks.wire import Identity
 from rollfleet_cli.conformance.choosing import Chosen
 from rollfleet_cli.conformance.conducting import NOT_ASKED, Order, conduct
 from rollfleet_cli.conformance.reaching import Credentials, Reached, UnfitError, config_in
-from rollfleet_cli.conformance.report import Report
+from rollfleet_cli.conformance.report import Report, to_markdown
 from rollfleet_cli.conformance.running import Result
 from rollfleet_cli.errors import ForbiddenError, NotPossibleError
+from rollfleet_operator.api.meta import ANNOTATION_LEADER
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.clients.errors import Denied, Unreachable
 from rollfleet_operator.clients.tokens import Tokens
-from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV
+from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig, NodesConfig
 from tests.support.cli import NOW, make_fleet, make_version
 from tests.support.honest_engine import CONFIG, STATE, VERSION, HonestEngine, make_subject
 
@@ -46,8 +47,9 @@ def credentials(operator: Minted | None = None, other: Minted | None = None) -> 
 class Way:
     """Reaches engines in memory."""
 
-    def __init__(self, broken: tuple[str, ...]) -> None:
+    def __init__(self, broken: tuple[str, ...], config: EngineConfig) -> None:
         self.broken = broken
+        self.config = config
         self.open = self.most = 0
 
     async def reach(self, stack: AsyncExitStack, pod: dict[str, Any]) -> Reached:
@@ -57,7 +59,7 @@ class Way:
         self.open += 1
         self.most = max(self.most, self.open)
         stack.callback(self.close)
-        return Reached(pod, make_subject(pod=name), cast(Any, HonestEngine()), credentials())
+        return Reached(pod, make_subject(pod=name, config=self.config), cast(Any, HonestEngine()), credentials())
 
     def close(self) -> None:
         self.open -= 1
@@ -66,9 +68,13 @@ class Way:
 class Objects:
     """What the API server says of the fleet."""
 
-    def __init__(self, *, committed: tuple[int, ...] = (VERSION,), checkpoint: str | None = None) -> None:
+    def __init__(
+        self, *, committed: tuple[int, ...] = (VERSION,), checkpoint: str | None = None,
+        pods: list[dict[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
         self.committed = list(committed)
         self.checkpoint = checkpoint
+        self.pods = pods
 
     def scene(self) -> Scene:
         version = self.committed.pop(0) if len(self.committed) > 1 else self.committed[0]
@@ -78,12 +84,17 @@ class Objects:
     def object(self, *_: object) -> dict[str, Any]:
         raise ForbiddenError("nodes")
 
+    def objects(self, *_: Any, **__: str) -> list[dict[str, Any]]:
+        if self.pods is None:
+            raise ForbiddenError("pods")
+        return self.pods
+
 
 async def run(
     monkeypatch: pytest.MonkeyPatch, count: int = 3, *, objects: Objects | None = None, broken: tuple[str, ...] = (),
-    within_s: float = 60.0, disruptive: bool = False, at_once: int = 32,
+    within_s: float = 60.0, disruptive: bool = False, at_once: int = 32, config: EngineConfig = CONFIG,
 ) -> tuple[Report, Way]:  # fmt: skip
-    found, way = objects or Objects(), Way(broken)
+    found, way = objects or Objects(), Way(broken, config)
 
     @asynccontextmanager
     async def reacher(*_: object) -> AsyncIterator[Way]:
@@ -111,6 +122,23 @@ async def test_every_check_has_a_row_and_an_honest_fleet_passes(monkeypatch: pyt
     assert skipped == {check.id: NOT_ASKED for check in UPDATE_CHECKS}
     assert (report.complete, len(report.engines), way.open) == (True, 3, 0)
     assert {row.engines for row in report.checks if row.result == Result.PASSED} == {3}
+
+
+async def test_an_engine_of_several_nodes_is_told_with_all_of_its_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = CONFIG.model_copy(update={"nodes": NodesConfig(count=2), "tensor_parallel_size": 2})
+    owned = {"controller": True, "uid": make_fleet().metadata.uid}
+
+    def follower(name: str, leader: str, node: str) -> dict[str, Any]:
+        metadata = {"name": name, "annotations": {ANNOTATION_LEADER: leader}, "ownerReferences": [owned]}
+        return {"metadata": metadata, "spec": {"nodeName": node}}
+
+    objects = Objects(pods=[follower("qwen-0-1-x", "qwen-0", "node-7"), follower("qwen-1-1-x", "qwen-1", "node-8")])
+    report, _ = await run(monkeypatch, 2, objects=objects, config=config)
+    assert [record.followers for record in report.engines] == [{"qwen-0-1-x": "node-7"}, {"qwen-1-1-x": "node-8"}]
+    assert report.asked_for["nodes"]["count"] == 2
+    assert "qwen-0-1-x on node-7" in to_markdown(report)
+    blind, _ = await run(monkeypatch, 1, config=config)
+    assert blind.engines[0].followers == {}, "pods may not be listed there"
 
 
 async def test_a_large_fleet_is_asked_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
