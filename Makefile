@@ -80,7 +80,7 @@ check-ascend: setup ## compare what our backends rely on with a checkout, and pu
 	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py tests/vllm/test_ipc.py -q
 
 .PHONY: check-rlconfig-023
-check-rlconfig-023: setup ## the same with the code of vLLM-Ascend 0.23.0.post1, which has no rl_config; its source is fetched once
+check-rlconfig-023: setup ## the same with vLLM-Ascend 0.23.0.post1, which has no rl_config, and why vLLM 0.23 is not started; both are fetched once
 	@folder="$$($(BIN)/python -m devtools.ascend_sdist)" && $(BIN)/python -m devtools.check_rlconfig "$$folder"
 	@$(PYTEST) tests/ascend -q
 
