@@ -73,8 +73,12 @@ def _ignore(*_: object) -> None:
 
 
 def _parsed(file: Path) -> ast.Module:
+    return ast.parse(_text(file))
+
+
+def _text(file: Path) -> str:
     try:
-        return ast.parse(file.read_text(encoding="utf-8"))
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise CheckoutError(f"{file}: {error.strerror}: is this a checkout of vllm-ascend?") from error
 
@@ -127,7 +131,7 @@ def _compared(case: Case, made: Any, nz: int, environ: Mapping[str, str]) -> Ite
 
 def _before_rl_config(checkout: Path) -> Iterator[str]:
     for file, word in BEFORE_RL_CONFIG:
-        if word not in (checkout / file).read_text(encoding="utf-8"):
+        if word not in _text(checkout / file):
             yield f"{file} does not read {word}"
 
 

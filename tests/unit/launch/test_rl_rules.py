@@ -156,3 +156,8 @@ def test_a_checkout_of_something_else_is_no_success(tmp_path: Path, capsys: pyte
     (folder / "vllm_ascend" / "platform.py").write_text("")
     assert check_rlconfig.main([str(folder)]) == 2
     assert "has no _disable_expandable_segments" in capsys.readouterr().err
+    (folder / "vllm_ascend" / "ascend_config.py").write_text(
+        "# of before: weight_nz_mode enable_sleep_mode_extra_cleanup"
+    )
+    assert check_rlconfig.main([str(folder)]) == 2
+    assert "worker.py: No such file or directory: is this a checkout" in capsys.readouterr().err
