@@ -114,7 +114,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--version", type=int, required=True, help="the version that the operator has armed")
     parser.add_argument("--address", default="127.0.0.1", help="gloo: this process's, as the engines reach it")
     parser.add_argument("--group", default="", help="the group's epoch: an init of the same one keeps its communicator")
-    parser.add_argument("--buffer-mib", type=int, default=64)
+    parser.add_argument("--buffer-mib", type=int, default=64, help="of each buffer, 64 by default")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a call; below the transfer's deadline")
     parser.add_argument(
         "--host", action="store_true", help="hccl, ipc: keep the tensors on the host, and copy one by one"

@@ -9,6 +9,7 @@ import pytest
 from devtools import check_crds
 from rollfleet_operator.api.generate import dump_yaml
 from tests.support.bad_objects import BAD_FLEETS, BAD_VERSIONS, fleet, version
+from tests.support.pages import our_objects
 
 ROOT = Path(__file__).parents[2]
 CRDS = [str(file) for file in sorted((ROOT / "crds").glob("*.yaml"))]
@@ -32,6 +33,14 @@ def test_examples_are_taken(example: Path) -> None:
 
 def test_examples_in_folders_are_among_them() -> None:
     assert {"hccl", "ipc"} <= {file.parent.name for file in EXAMPLES}
+
+
+def test_what_pages_show_is_taken(tmp_path: Path) -> None:
+    shown = [(where, document) for where, document in our_objects() if where.endswith(".md")]
+    assert len({where for where, _ in shown}) > 1
+    file = tmp_path / "objects.yaml"
+    file.write_text("---\n".join(dump_yaml(document) for _, document in shown))
+    assert check_crds.run(CRDS, str(file)).stderr == "", [where for where, _ in shown]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rollfleet_engine.launch.dialects import CPU, FOLLOWER_MODULE, Dialect, PlatformWords, dialect_of
 from rollfleet_engine.launch.facts import EngineKind, Facts
 from rollfleet_engine.launch.feature_problems import feature_problems
+from rollfleet_engine.launch.memory_needs import workers_of
 from rollfleet_engine.launch.options import spellings
 from rollfleet_engine.launch.problems import find_problems
 from rollfleet_engine.launch.problems_platform import platform_warnings
@@ -146,6 +147,12 @@ def _unread_parsers(config: EngineConfig, facts: Facts) -> Iterator[str]:
 def _npu_warnings(config: EngineConfig, facts: Facts, platform: PlatformWords) -> Iterator[str]:
     if not platform.cleans_allocator:
         return
+    here = workers_of(config) * config.data_parallel_size
+    if config.accelerator is not None and here < config.accelerator.per_pod:
+        yield (
+            f"spec.accelerator.perPod is {config.accelerator.per_pod}, and by spec.parallelism each pod uses {here}: "
+            "the others do nothing"
+        )
     if not config.rl_config.enabled:
         yield "spec.rlConfig.enabled is false: vLLM-Ascend takes new weights only where FRACTAL_NZ is off all the same"
     if batch_invariant(config, facts):

@@ -1,4 +1,4 @@
-"""Every example is an object that the API server would take, field by field."""
+"""Every example, and every object that a page shows, is one that the API server would take, field by field."""
 
 import re
 from pathlib import Path
@@ -16,6 +16,7 @@ from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.accept import ACCEPTED, judge_fleet
 from rollfleet_operator.core.objects.common import COMPONENT_ENGINE
 from tests.support.builders import make_settings
+from tests.support.pages import objects
 from tests.support.schemas import unknown_fields, violations
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -25,11 +26,7 @@ REAL = EngineKind("engine:1", Path("/models"), Path("/venv"))
 SIMULATED = EngineKind("engine:1", Path("/models"))
 
 
-DOCUMENTS = [
-    (str(file.relative_to(EXAMPLES)), doc)
-    for file in sorted(EXAMPLES.rglob("*.yaml"))
-    for doc in yaml.safe_load_all(file.read_text())
-]
+DOCUMENTS = list(objects())
 OTHERS = [pytest.param(doc, id=f"{name} {doc['kind']}") for name, doc in DOCUMENTS if doc["kind"] not in MODELS]
 FLEETS = [pytest.param(doc, id=name) for name, doc in DOCUMENTS if doc["kind"] == "RolloutEngine"]
 

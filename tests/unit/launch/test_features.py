@@ -341,3 +341,20 @@ def test_no_reserved_option_stands_on_a_command_line_twice(spec, arguments, plac
     for rule in dialect.reserved_options:
         assert sum(rule.covers(name) for name in named) <= 1 or rule.name.endswith("*")
     assert not set(ours) & set(given_options(arguments, known))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "idle"),
+    [
+        ({}, True),
+        ({"tensorParallelSize": 4}, True),
+        ({"tensorParallelSize": 8}, False),
+        ({"tensorParallelSize": 4, "dataParallelSize": 2}, False),
+        ({"tensorParallelSize": 8, "nodes": {"count": 2}}, True),
+        ({"tensorParallelSize": 8, "pipelineParallelSize": 2, "nodes": {"count": 2}}, False),
+    ],
+)
+def test_npus_without_a_worker_are_warned_of(sizes, idle):
+    asked = {"accelerator": {"resourceName": "huawei.com/Ascend910", "perPod": 8}} | sizes
+    found = _plan("0.27.1 on NPUs", asked).warnings
+    assert any("the others do nothing" in warning for warning in found) is idle

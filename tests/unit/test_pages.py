@@ -1,0 +1,88 @@
+"""What the pages name exists: files and headings of links, files in the text, modules, targets of make."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfleet_engine.launch.facts import ModelFolder
+from rollfleet_engine.launch.plan import Plan, plan
+from rollfleet_operator.api.rolloutengine import RolloutEngine
+from rollfleet_operator.core.objects.pod import engine_config
+from tests.support.builders import make_settings
+from tests.support.pages import ALL_PAGES, PAGES, ROOT, anchors, name_of, prose, recipes
+from tests.unit.launch.conftest import NEW_ASCEND, build_facts, on_npu
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TARGET = re.compile(r"(?:`|^)make ([a-z][a-z0-9-]*)", re.MULTILINE)
+MODULE = re.compile(r"python3? -m ((?:devcluster|devtools|examples|tests|rollfleet_\w+)[\w.]*)")
+WRITTEN_FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|md|yaml|go|tpl|txt)")
+OF_OTHERS = ("vllm/", "vllm_ascend/", "torch_npu/", "docs/source/", "docs/en/", "pkg/", "component/", "csrc/")
+TOP = ("operator", "engine", "kernels", "engine/rollfleet_engine", "operator/rollfleet_operator", ".")
+CODE = ("operator", "engine", "kernels", "devcluster", "devtools", "examples", "tests")
+DECLARED = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text()))
+TOLD_BY_HELP = set(re.findall(r"(?m)^([a-z0-9-]+):.*## \S", (ROOT / "Makefile").read_text()))
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(re.sub(r"`[^`\n]*`", "", prose(page))):
+        if link.startswith(("https://", "http://")):
+            continue
+        file, _, heading = link.partition("#")
+        there = (page.parent / file).resolve() if file else page
+        assert there.exists(), link
+        assert not heading or heading in anchors(there), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_files_that_are_named_exist(page: Path) -> None:
+    written = {found for quoted in re.findall(r"`([^`\n]+)`", prose(page)) for found in WRITTEN_FILE.findall(quoted)}
+    for file in written:
+        if file.startswith(OF_OTHERS) or f"/{file}" in prose(page):  # below an absolute path: of a container
+            continue
+        assert any((top / file).exists() for top in (page.parent, *(ROOT / top for top in TOP))), file
+
+
+def test_the_code_map_names_modules_that_are_there() -> None:
+    """Also those of a folder that the row has named."""
+    present = {file.name for top in CODE for file in (ROOT / top).rglob("*.py")}
+    named = set(re.findall(r"`(?:[\w/]+/)?(\w+\.py)`", prose(ROOT / "docs" / "code-map.md")))
+    assert len(named) > 100
+    assert named <= present
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_targets_and_modules_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    assert set(TARGET.findall(text)) <= TOLD_BY_HELP
+    for module in MODULE.findall(text):
+        place = module.replace(".", "/")
+        found = [f"{place}.py", f"{place}/__main__.py"]
+        assert any((ROOT / top / file).exists() for top in TOP for file in found), module
+
+
+def test_help_tells_every_target() -> None:
+    assert DECLARED <= TOLD_BY_HELP
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = set(re.findall(r"\]\(([a-z-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.parametrize("release", ["0.27.1", "0.29.0", "0.32.0"])
+@pytest.mark.parametrize("document", recipes(), ids=lambda fleet: fleet["metadata"]["name"])
+def test_what_launch_md_shows_is_planned_on_npus(document: dict[str, Any], release: str) -> None:
+    fleet = RolloutEngine.model_validate(document | {"metadata": {"namespace": "rl", **document["metadata"]}})
+    plugin = dataclasses.replace(NEW_ASCEND, device=document["spec"]["accelerator"]["profile"])
+    model = ModelFolder(exists=True, is_folder=True, has_config=True, weight_files=("m.safetensors",), experts=128)
+    facts = build_facts(installation=on_npu(plugin, release), model=model)
+    found = plan(engine_config(fleet, make_settings()), facts)
+    assert isinstance(found, Plan), found
+    if "toolCalling" in document["spec"].get("features", {}):
+        assert "--tool-call-parser" in found.argv
+    if document["spec"]["rlConfig"].get("enableBatchInvariant"):
+        assert found.env["VLLM_BATCH_INVARIANT"] == "1"
