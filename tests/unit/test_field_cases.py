@@ -1,7 +1,7 @@
 """Each case from the field that this part of the project answers for has a test of its name somewhere.
 
 Cases are failures that users of rollout fleets reported; what each must become here is told by its tests. Those about
-trainers, dialects of vLLM and features of the engine come with what they are about.
+the trainer's own loop come with its SDK.
 """
 
 import ast

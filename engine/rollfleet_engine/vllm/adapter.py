@@ -36,7 +36,7 @@ OUTPUTS_SETTLE_S = 0.02  # vLLM's own measure, in AsyncLLM.pause_generation
 
 
 class VllmAdapter:
-    """Keeps rollfleet_engine.guard.ports.EngineAdapter with real vLLM 0.27.1.
+    """Keeps rollfleet_engine.guard.ports.EngineAdapter with real vLLM: of 0.27.1 to 0.32.
 
     vLLM raises plain Exceptions with the core's text for whatever failed there, so each call to it goes through
     `_calling`, which gives the failure the reason that the call stands for.
