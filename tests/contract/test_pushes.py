@@ -83,6 +83,18 @@ def test_a_push_is_served_when_it_is_verified(trainer: Trainer, reader: Client, 
         serves(reader, models, version)
 
 
+def test_c03_the_first_request_after_a_push_uses_no_old_cache(
+    trainer: Trainer, reader: Client, models: Models, backend: str
+):
+    for version in (3, 1):
+        reader.complete(models.long_prompt, 4)
+        assert reader.complete(models.long_prompt, 4).cached_tokens == 128
+        trainer.update(version, backend)
+        first = reader.complete(models.long_prompt, models.longest_answer)
+        assert (first.version, first.cached_tokens) == (version, 0)
+        assert first.text == models.answer(version, models.long_prompt)
+
+
 @GLOO
 def test_a_group_is_formed_once_and_anew_after_a_failure(trainer: Trainer, reader: Client, models: Models):
     kept = {"keeps": "group-1", "group": "group-1"}
