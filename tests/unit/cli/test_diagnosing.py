@@ -29,13 +29,7 @@ from rollfleet_cli.remedies import (
 )
 from rollfleet_cli.render_inspect import render_diagnosis
 from rollfleet_cli.snapshot import EventNote, HelperPod, OperatorView, Snapshot
-from rollfleet_operator.api.rolloutengine import (
-    EngineDetail,
-    EnginesSummary,
-    LastFinished,
-    Outcome,
-    RolloutEngine,
-)
+from rollfleet_operator.api.rolloutengine import EngineDetail, EnginesSummary, LastFinished, Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import FailedAttempt, FailedEngine, Phase, Progress, WeightVersion
 from rollfleet_protocol.state import Failure, FailureReason, OperationName, OperationStatus, Weights, WeightsState
 from tests.support.builders import make_operation

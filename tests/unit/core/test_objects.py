@@ -19,7 +19,6 @@ from rollfleet_operator.api.launch import (
     WeightTransfer,
 )
 from rollfleet_operator.api.rolloutengine import (
-    Accelerator,
     EnvVar,
     Hold,
     Model,
@@ -31,9 +30,8 @@ from rollfleet_operator.api.rolloutengine import (
 )
 from rollfleet_operator.api.volumes import ExtraVolume, Volumes, VolumeSource
 from rollfleet_operator.core.actions import ApplyObject, DeleteObject
-from rollfleet_operator.core.objects.common import content_hash, key_of
+from rollfleet_operator.core.objects.common import content_hash
 from rollfleet_operator.core.objects.network_policy import build_network_policy
-from rollfleet_operator.core.objects.peer_pod import build_peer
 from rollfleet_operator.core.objects.pod import build_pod, engine_config, template_hash
 from rollfleet_operator.core.objects.router import build_router
 from rollfleet_operator.core.objects.services import build_client, build_headless
@@ -41,10 +39,8 @@ from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_protocol.engine_config import (
     DEVICES_VARIABLE,
     ENGINE_CONFIG_ENV,
-    PLACE_ENV,
     POD_UID_ENV,
     EngineConfig,
-    config_of,
 )
 from rollfleet_protocol.launch_settings import FleetMode, LogprobsMode, TokenEndpoint, TransferBackend
 from tests.support.builders import make_claim, make_fleet, make_observed, make_settings
@@ -315,113 +311,3 @@ def test_the_launcher_is_told_every_word_about_the_launch() -> None:
         "additionalConfig": {"a": {"b": 1}},
         "compilationConfig": {"mode": 3},
     }.items() <= dumped.items()
-
-
-def admits(policy: dict[str, Any], port: int, protocol: str, namespace: str, of: dict[str, str]) -> bool:
-    """As a network that honours it reads an Ingress policy."""
-
-    def is_from(peer: dict[str, Any]) -> bool:
-        own = {"matchLabels": {"kubernetes.io/metadata.name": policy["metadata"]["namespace"]}}
-        spaces, pods = peer.get("namespaceSelector", own)["matchLabels"], peer["podSelector"]["matchLabels"]
-        return spaces.items() <= {"kubernetes.io/metadata.name": namespace}.items() and pods.items() <= of.items()
-
-    return any(
-        any(p["protocol"] == protocol and p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"])
-        and ("from" not in rule or any(is_from(peer) for peer in rule["from"]))
-        for rule in policy["spec"]["ingress"]
-    )
-
-
-def test_c14_anybody_reaches_8000_the_operators_pods_the_control_port_and_engines_of_the_fleet_the_rest() -> None:
-    policy = build_network_policy(make_fleet(), LOCKED)
-    labels = {"rollfleet.io/fleet": "qwen", "rollfleet.io/component": "engine"}
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    assert pod()["metadata"]["labels"].items() >= policy["spec"]["podSelector"]["matchLabels"].items()
-    operator = {"app.kubernetes.io/name": "rollfleet", "app.kubernetes.io/instance": "rollfleet"}
-    assert admits(policy, 8001, "TCP", "rollfleet-system", operator)
-    others = ("rl", operator), ("rollfleet-system", {"app": "x"}), ("rl", labels | {"rollfleet.io/fleet": "llama"})
-    router = "rl", labels | {"rollfleet.io/component": "router"}
-    for namespace, of in (*others, router, ("elsewhere", labels), ("rollfleet-system", operator)):
-        assert admits(policy, 8000, "TCP", namespace, of)
-        assert admits(policy, 8001, "TCP", namespace, of) == ((namespace, of) == ("rollfleet-system", operator))
-        for port in (1, 7999, 8002, 29500, 65535):  # torch chooses any: no identity, and pickled objects
-            assert not admits(policy, port, "TCP", namespace, of)
-            assert not admits(policy, port, "UDP", namespace, of)
-    for port in (1, 7999, 8000, 8002, 29500, 65535):
-        assert admits(policy, port, "TCP", "rl", labels)
-    assert not admits(policy, 8001, "TCP", "rl", labels)
-
-
-def test_the_network_policy_is_there_while_the_operator_is_told_its_own_pods() -> None:
-    key = "NetworkPolicy/qwen-engines"
-    given = plan_children(make_observed(settings=LOCKED))
-    applied = [each for each in given if isinstance(each, ApplyObject) and key_of(each.manifest) == key]
-    assert len(applied) == 1
-    assert not [each for each in plan_children(make_observed()) if "NetworkPolicy" in str(each)]
-    gone = plan_children(make_observed(children={key: applied[0].content_hash}))
-    assert [each for each in gone if isinstance(each, DeleteObject)] == [
-        DeleteObject("networking.k8s.io/v1", "NetworkPolicy", "qwen-engines")
-    ]
-
-
-WIDE: dict[str, Any] = {"parallelism": Parallelism(tensor=4, nodes=2), "accelerator": Accelerator(per_pod=2)}
-OF_RELEASES_BEFORE = {"0621b9b5ffa9f678": {}, "c47cf80e9610b79d": {"parallelism": Parallelism(tensor=2, data=2)}}
-
-
-def follower(**spec: Any) -> dict[str, Any]:
-    return build_peer(make_fleet(**(WIDE | spec)), SETTINGS, 1, 1, "qwen-1-0-abcdef", "qwen-1-1-ghijkl")
-
-
-@pytest.mark.parametrize("before", OF_RELEASES_BEFORE)
-def test_engines_of_one_node_have_the_pods_that_they_had_before_there_could_be_more(before: str) -> None:
-    """An upgrade of the operator must not replace a fleet's pods: these hashes are of the release before."""
-    spec = OF_RELEASES_BEFORE[before]
-    assert template_hash(make_fleet(**spec), SETTINGS) == before
-    made = pod(**spec)
-    assert PLACE_ENV not in plain(made["spec"]["containers"][0]["env"])
-    told = json.loads(plain(made["spec"]["containers"][0]["env"])[ENGINE_CONFIG_ENV])
-    assert not {"nodes", "place"} & set(told)
-    assert "rollfleet.io/node" not in made["metadata"]["labels"]
-
-
-@pytest.mark.parametrize("manifest", [pod(**WIDE), follower()], ids=["leads", "follows"])
-def test_both_pods_of_an_engine_of_two_are_valid_and_know_their_place(manifest: dict[str, Any]) -> None:
-    kubernetes_validate.validate(manifest, "1.33", strict=True)
-    (container,) = manifest["spec"]["containers"]
-    config = config_of(plain(container["env"]))
-    assert (config.nodes is not None, config.node_count, config.tensor_parallel_size) == (True, 2, 4)
-    assert config.place is not None
-    node = int(manifest["metadata"]["labels"].get("rollfleet.io/node", "0"))
-    assert (config.place.node, config.place.leads, config.leads) == (node, node == 0, node == 0)
-    assert config.place.leader == "qwen-1-0-abcdef"
-    assert config.place.leader_host == "qwen-1-0.qwen-engines.rl.svc"
-    assert (manifest["spec"]["hostname"], manifest["spec"]["subdomain"]) == (f"qwen-1-{node}", "qwen-engines")
-    assert container["resources"]["limits"]["huawei.com/Ascend910"] == "2"
-    assert manifest["metadata"]["annotations"]["rollfleet.io/template-hash"] == template_hash(
-        make_fleet(**WIDE), SETTINGS
-    )
-
-
-def test_a_pod_that_follows_has_nothing_of_a_server() -> None:
-    made = follower()
-    (container,) = made["spec"]["containers"]
-    assert not {"ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle"} & set(container)
-    assert made["spec"]["automountServiceAccountToken"] is False
-    assert "tls" not in {each["name"] for each in (*made["spec"]["volumes"], *container["volumeMounts"])}
-    led = pod(**WIDE)["spec"]["containers"][0]
-    assert {each["name"] for each in led["volumeMounts"]} - {each["name"] for each in container["volumeMounts"]} == {
-        "tls"
-    }
-    assert container["image"] == led["image"]
-    assert made["metadata"]["annotations"]["rollfleet.io/leader"] == "qwen-1-0-abcdef"
-    (owner,) = made["metadata"]["ownerReferences"]
-    assert owner["controller"] is True
-    policy = build_network_policy(make_fleet(**WIDE), LOCKED)
-    wanted = policy["spec"]["podSelector"]["matchLabels"]
-    assert wanted.items() <= made["metadata"]["labels"].items(), "the policy holds for it too"
-
-
-def test_launchers_give_up_waiting_before_the_kubelet_does() -> None:
-    config = engine_config(make_fleet(**WIDE, startup=Startup(timeout_seconds=100)), SETTINGS)
-    assert config.nodes is not None
-    assert config.nodes.wait_seconds == 90

@@ -1,14 +1,12 @@
 """Random commands, reports, deaths and silences against the guard's machine: what must hold whatever happens."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Literal
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rollfleet_engine.guard.control import COMMANDS
 from rollfleet_engine.guard.machine import decide
 from rollfleet_engine.guard.states import (
     CancelOperation,
@@ -31,13 +29,10 @@ from rollfleet_engine.guard.states import (
 )
 from rollfleet_protocol.commands import (
     Arm,
-    CheckpointSource,
     Close,
     Command,
     Open,
     Prepare,
-    Push,
-    Sender,
     Sleep,
     Transfer,
     Verify,
@@ -45,53 +40,26 @@ from rollfleet_protocol.commands import (
 )
 from rollfleet_protocol.sleep import ALL_TAGS, Tag
 from rollfleet_protocol.state import (
-    Failure,
-    FailureReason,
     Gate,
     OperationName,
-    ProbeResult,
     Staged,
     Transferred,
     WeightsState,
 )
-
-ME, OTHER = "this", "another"
-SILENCE_S = 30.0
-TOKENS = (1, 2, 3)
-VERSIONS = st.sampled_from(["held", "held", "goal", "other"])
-PUSH = Push(sender=Sender(subject="grpo", uid="1"), backend="gloo", rank_offset=1, world_size=2, workers=1)
-MOSTLY = st.sampled_from([True, True, True, True, False])
-KINDS = st.sampled_from(sorted(COMMANDS))
-FAILURE = Failure(reason=FailureReason.TRANSFER_FAILED, message="told by the engine")
-
-
-def digest_of(version: int) -> str | None:
-    """Version 0 is the model as it was loaded, which has none."""
-    return f"sha256:{version}" if version else None
-
-
-@dataclass
-class Task:
-    """An operation as the shell runs it: steps that report, and may be stopped only between scheduler calls."""
-
-    operation: OperationRecord
-    steps: Iterator[Event]
-    cancelled: bool = False
-
-
-@dataclass
-class World:
-    """The engine, and what is remembered independently of the machine."""
-
-    paused: bool = False
-    pauses: int = 0
-    resumes: int = 0
-    resident: str | None = None  # digest of what the engine holds; None: the model as it was loaded
-    touched: bool = False  # a transfer began, and no verification ended well since
-    asleep: frozenset[Tag] = frozenset()
-    was_open: bool = False  # when the gate closed last
-    armed_since_closed: bool = False
-    tasks: list[Task] = field(default_factory=list)
+from tests.unit.guard.machine_world import (
+    FAILURE,
+    KINDS,
+    ME,
+    MOSTLY,
+    OTHER,
+    SILENCE_S,
+    VERSIONS,
+    Task,
+    World,
+    command_of,
+    digest_of,
+    probe_of,
+)
 
 
 class GuardMachine(RuleBasedStateMachine):
@@ -197,35 +165,9 @@ class GuardMachine(RuleBasedStateMachine):
                 self.world.paused = False
                 self.world.resumes += 1
                 yield Resumed()
-            yield Ended(operation.id, self.probe(command) if isinstance(command, Verify) else None)
-
-    @staticmethod
-    def probe(command: Verify) -> ProbeResult:
-        return ProbeResult(
-            epoch=command.epoch, version=command.version, tokens=TOKENS, logprobs=(-1.0, -2.0), seconds=0
-        )
+            yield Ended(operation.id, probe_of(command) if isinstance(command, Verify) else None)
 
     # --- the operator
-
-    def command(self, kind: str, epoch: int, incarnation: str, version: int, digest: str | None) -> Command:
-        values: dict[str, object] = {
-            "version": version,
-            "digest": digest or "sha256:none",
-            "source": CheckpointSource(path=str(version)),
-            "probe_tokens": TOKENS,
-            "deadline_seconds": 9,
-            "operator_silence_seconds": SILENCE_S,
-            "level": 1 + version % 2,
-            "tags": (ALL_TAGS, (Tag.WEIGHTS,), (Tag.KV_CACHE,))[(version + epoch) % 3],
-            "push": PUSH if version == 2 else None,
-        }
-        if kind in ("verify", "open"):
-            values["digest"] = digest
-        if kind == "prepare":
-            del values["digest"]
-        model = COMMANDS[kind]
-        fields = {name: value for name, value in values.items() if name in model.model_fields}
-        return model(incarnation=incarnation, epoch=epoch, **fields)  # type: ignore[arg-type]
 
     def arguments(self, version: str, right_digest: bool) -> tuple[int, str | None]:
         weights = self.state.weights
@@ -236,7 +178,7 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(kind=KINDS, ahead=st.sampled_from([0, 0, 0, 0, 0, 1]), version=VERSIONS, right_digest=MOSTLY)
     def commands_anything(self, kind: str, ahead: int, version: str, right_digest: bool) -> None:
         number, digest = self.arguments(version, right_digest)
-        command = self.command(kind, max(1, self.state.epoch + ahead), ME, number, digest)
+        command = command_of(kind, max(1, self.state.epoch + ahead), ME, number, digest)
         self.apply(command)
         self.starts_nothing_again(command)
 
@@ -254,7 +196,7 @@ class GuardMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(["open", "cancel", "cancel", "close"]))
     def commands_what_moves_the_gate(self, kind: str) -> None:
         number, digest = self.arguments("held", right_digest=True)
-        self.apply(self.command(kind, max(1, self.state.epoch), ME, number, digest))
+        self.apply(command_of(kind, max(1, self.state.epoch), ME, number, digest))
 
     def starts_nothing_again(self, command: Command) -> None:
         again = decide(self.state, command, self.now, self.in_flight)
@@ -280,14 +222,14 @@ class GuardMachine(RuleBasedStateMachine):
         state = self.state
         if state.gate is Gate.OPEN and state.weights.version == self.goal:
             self.goal = (self.goal + 1) % 3
-            self.apply(self.command("prepare", state.epoch + 1, ME, self.goal, None))
+            self.apply(command_of("prepare", state.epoch + 1, ME, self.goal, None))
             return
         kind, version, digest = self.next_kind(), self.goal, digest_of(self.goal)
         if kind in ("verify", "open"):
             version, digest = state.weights.version or 0, state.weights.digest
         elif kind == "transfer" and state.staged is not None:
             digest = state.staged.digest
-        self.apply(self.command(kind, max(1, state.epoch), ME, version, digest))
+        self.apply(command_of(kind, max(1, state.epoch), ME, version, digest))
 
     def next_kind(self) -> str:
         state, weights = self.state, self.state.weights
@@ -310,7 +252,7 @@ class GuardMachine(RuleBasedStateMachine):
         epoch = self.state.epoch + behind if another else self.state.epoch - behind
         before = self.state
         if epoch >= 1:
-            decision = self.apply(self.command(kind, epoch, OTHER if another else ME, number, digest))
+            decision = self.apply(command_of(kind, epoch, OTHER if another else ME, number, digest))
             assert (decision.state, decision.effects) == (before, ())
             assert decision.rejection is not None
         foreign = self.state.operations + 1

@@ -387,39 +387,3 @@ def test_without_a_compiler_torch_compiles_nothing(make_config, make_facts):
     own = _planned(make_config, make_facts, has_compiler=False, environ={"TORCHDYNAMO_DISABLE": "0"})
     assert "TORCHDYNAMO_DISABLE" not in own.env
     assert "TORCHDYNAMO_DISABLE" not in _planned(make_config, make_facts).env
-
-
-NODES = {"count": 2, "waitSeconds": 60}
-PLACE = {"node": 0, "leader": "qwen-0-0-a", "leaderHost": "qwen-0-0.qwen-engines.rl.svc"}
-
-
-def test_only_the_leading_pod_has_a_server_and_a_guard(make_config, make_facts):
-    config = {"nodes": NODES, "tensorParallelSize": 2, "engineArgs": ["--enforce-eager"]}
-    leads = _planned(make_config, make_facts, config=config | {"place": PLACE})
-    follows = _planned(make_config, make_facts, config=config | {"place": PLACE | {"node": 1}})
-    assert leads.argv[2] == "vllm.entrypoints.openai.api_server"
-    assert follows.argv[2] == "rollfleet_engine.vllm.follower"
-    own = {"--host", "--port", "--api-server-count", "--middleware", "--disable-uvicorn-access-log"}
-    assert own <= set(leads.argv)
-    assert not own & set(follows.argv)
-    assert ("--headless" in leads.argv, "--headless" in follows.argv) == (False, True)
-    for found, node in ((leads, "0"), (follows, "1")):
-        assert (_value(found.argv, "--nnodes"), _value(found.argv, "--node-rank")) == ("2", node)
-        assert found.argv[-1] == "--enforce-eager"
-
-
-def test_a_simulated_follower_is_a_simulator_that_serves_nobody(make_config, make_facts):
-    config = {"nodes": NODES, "place": PLACE | {"node": 1}, "tensorParallelSize": 2}
-    installation = Installation(python="/py", distribution="rollfleet-simulator", release="0.27.1")
-    found = _planned(make_config, make_facts, config=config, kind=EngineKind.SIMULATOR, installation=installation)
-    assert found.argv[:3] == ("/py", "-m", "rollfleet_engine.simulator")
-    assert "--headless" in found.argv
-
-
-def test_an_own_address_for_the_host_contradicts_the_launchers(make_config, make_facts):
-    place = PLACE | {"leaderAddress": "198.51.100.1", "ownAddress": "198.51.100.1"}
-    config = {"nodes": NODES, "place": place, "tensorParallelSize": 2}
-    (cause,) = _causes(make_config, make_facts, config=config, environ={"VLLM_HOST_IP": "203.0.113.9"})
-    assert cause == (
-        "environment variable VLLM_HOST_IP is '203.0.113.9', but spec.parallelism.nodes needs '198.51.100.1'"
-    )
