@@ -1,5 +1,6 @@
 """The engine's image: the launcher runs for any user with an empty home, and says what it does or what keeps it."""
 
+import dataclasses
 import json
 import sys
 import time
@@ -132,6 +133,9 @@ def test_canns_environment_is_set_up_where_the_base_has_it(engine_image: Image, 
     code, said = run(engine_image, pod, tmp_path / "bundle")
     assert code == 78
     assert "ROLLFLEET_ENGINE is 'toolkit+compiler+nnal--cxx_abi=1'" in said
+    command = [*engine_image.command, "python3", "-c", "import os; print(os.environ['ROLLFLEET_ENGINE'])"]
+    code, said = run(engine_image, dataclasses.replace(pod, command=command), tmp_path / "trainer")
+    assert (code, said.strip()) == (0, "toolkit+compiler+nnal--cxx_abi=1"), "examples/hccl starts its trainer so"
 
 
 def test_what_the_base_has_in_pythonpath_stays(paths: Paths, tmp_path: Path):
