@@ -16,10 +16,10 @@ from rollfleet_engine.launch.memory_needs import (
     sleeping_bytes,
 )
 from rollfleet_engine.launch.versions import version_problems, version_warnings
+from rollfleet_protocol.accelerators import AcceleratorProfile, profiles_of
 from rollfleet_protocol.engine_config import EngineConfig
 from rollfleet_protocol.termination import Problem
 
-A5_RESOURCE = "huawei.com/npu"  # of the 950 family, which has no devmm_svm (ascend-docker-runtime, process.go)
 _DRIVER = "/usr/local/Ascend/driver"
 _SHM = "/dev/shm"  # noqa: S108 - where POSIX shared memory lies
 
@@ -123,14 +123,21 @@ def _no_device(config: EngineConfig, devices: Devices) -> Problem:
 
 
 def _managers(config: EngineConfig, devices: Devices) -> Iterator[Problem]:
-    is_a5 = config.accelerator is not None and config.accelerator.resource_name == A5_RESOURCE
-    needed = [name for name in MANAGER_DEVICES if not (is_a5 and name == "devmm_svm")]
+    needed = [name for name in MANAGER_DEVICES if not (name == "devmm_svm" and _is_a5(config))]
     missing = [f"/dev/{name}" for name in needed if name not in devices.managers]
     if missing:
         yield Problem(
             cause=f"NPUs are there, but not {', '.join(missing)}, without which no process can use them",
             remedy="use the device plugin or Ascend Docker Runtime of the driver's release: they mount these together",
         )
+
+
+def _is_a5(config: EngineConfig) -> bool:
+    """The 950 family has no devmm_svm (ascend-docker-runtime, process.go)."""
+    asked = config.accelerator
+    if asked is None:
+        return False
+    return asked.profile is AcceleratorProfile.A5 or profiles_of(asked.resource_name) == (AcceleratorProfile.A5,)
 
 
 def _closed(devices: Devices) -> Iterator[Problem]:

@@ -117,8 +117,8 @@ def test_what_is_no_list_of_whole_chips_is_not_compared(announced: str):
 def test_the_950_family_has_no_devmm_svm():
     devices = replace(DEVICES, managers=("davinci_manager", "hisi_hdc"))
     assert causes(build_ascend(devices=devices)) != []
-    accelerator = {"resourceName": "huawei.com/npu", "perPod": 2}
-    assert causes(build_ascend(devices=devices), accelerator=accelerator) == []
+    for named in ({"resourceName": "huawei.com/npu"}, {"resourceName": "example.com/950", "profile": "A5"}):
+        assert causes(build_ascend(devices=devices), accelerator={"perPod": 2, **named}) == []
 
 
 @pytest.mark.parametrize(
