@@ -2,17 +2,21 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rollfleet_engine.launch.facts import ModelFolder
 from rollfleet_engine.launch.plan import Plan, plan
+from rollfleet_operator.api.crd import KINDS, build_schema
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.objects.pod import engine_config
 from tests.support.builders import make_settings
 from tests.support.pages import ALL_PAGES, PAGES, ROOT, anchors, name_of, prose, recipes
+from tests.support.schemas import Schema
 from tests.unit.launch.conftest import NEW_ASCEND, build_facts, on_npu
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -22,6 +26,8 @@ WRITTEN_FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)+\.(?:py|md|yaml|go|tpl|txt)")
 OF_OTHERS = ("vllm/", "vllm_ascend/", "torch_npu/", "docs/source/", "docs/en/", "pkg/", "component/", "csrc/")
 TOP = ("operator", "engine", "kernels", "engine/rollfleet_engine", "operator/rollfleet_operator", ".")
 CODE = ("operator", "engine", "kernels", "devcluster", "devtools", "examples", "tests")
+SCHEMAS = [build_schema(kind) for kind in KINDS]
+OF_ANY_NAME = ("spec.engine.additionalConfig.", "spec.engine.compilationConfig.", "spec.resources.limits.")
 DECLARED = set(re.findall(r"(?m)^([a-z0-9-]+):", (ROOT / "Makefile").read_text()))
 TOLD_BY_HELP = set(re.findall(r"(?m)^([a-z0-9-]+):.*## \S", (ROOT / "Makefile").read_text()))
 
@@ -62,6 +68,34 @@ def test_targets_and_modules_that_are_named_exist(page: Path) -> None:
         place = module.replace(".", "/")
         found = [f"{place}.py", f"{place}/__main__.py"]
         assert any((ROOT / top / file).exists() for top in TOP for file in found), module
+
+
+def fields(schema: Schema, path: str) -> Iterator[str]:
+    """Paths of spec and status without indices; below a map nobody can say."""
+    yield path
+    for name, child in schema.get("properties", {}).items():
+        yield from fields(child, f"{path}.{name}" if path else name)
+    if "items" in schema:
+        yield from fields(schema["items"], path)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_fields_that_are_named_are_in_the_api(page: Path) -> None:
+    known = {path for schema in SCHEMAS for path in fields(schema, "")}
+    text = re.sub(r"jsonpath='[^']*'", "", prose(page))  # kubectl's, of any kind
+    for field in set(re.findall(r"\b(?:spec|status)\.[a-z]\w*(?:(?:\[\w*\])?\.[a-z]\w*)*", text)):
+        plain = re.sub(r"\[\w*\]", "", field)
+        assert plain in known or plain.startswith(OF_ANY_NAME) or plain.endswith(".py"), field
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_values_that_are_set_are_the_chart_s(page: Path) -> None:
+    values = yaml.safe_load((ROOT / "charts" / "rollfleet" / "values.yaml").read_text())
+    for key in re.findall(r"--set ([\w.]+)=", page.read_text()):
+        place = values
+        for part in key.split("."):
+            assert part in place, key
+            place = place[part]
 
 
 def test_help_tells_every_target() -> None:
