@@ -63,7 +63,7 @@ verify: lint types ## lint, types, generated files equal to what would be genera
 	@$(BIN)/python -m devtools.check_crds crds/*.yaml
 
 .PHONY: unit
-unit: setup ## pure tests, in some 20 s
+unit: setup ## pure tests
 	@$(PYTEST) tests/unit -q -n 2
 
 .PHONY: process
