@@ -213,5 +213,5 @@ def _operator_only(text: str) -> EngineConfig | None:
         document: Any = json.loads(text)
         known = {name: document[name] for name in ("fleet", "operator", "model")}
         return EngineConfig.model_validate(known)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

@@ -304,7 +304,7 @@ def entries_about(key: str, pod: str, text: str) -> list[LogEntry]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:  # not a line of ours
+        except (ValueError, RecursionError):  # not a line of ours
             continue
         if isinstance(entry, dict) and entry.get("key") == key and entry.get("level") in LOUD:
             error = str(entry.get("error") or entry.get("exception") or "")

@@ -55,7 +55,7 @@ class DrainSocket:
         with suppress(ConnectionError):
             try:
                 answer = await self._obey(reader)
-            except (ValueError, TimeoutError) as error:
+            except (ValueError, RecursionError, TimeoutError) as error:
                 answer = {"error": f"send one line of JSON: {error}"}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

@@ -122,7 +122,7 @@ class Given:
 def _read(value: str | None) -> JsonValue:
     try:
         found: JsonValue = json.loads(value or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None  # vLLM's parser says what is wrong with it
     return found
 

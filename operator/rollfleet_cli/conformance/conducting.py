@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from importlib.metadata import version
 
 from rollfleet_cli.asking import AT_ONCE, Way
@@ -17,7 +18,7 @@ from rollfleet_cli.conformance.checks.check import Check, Fault, Held, Member
 from rollfleet_cli.conformance.choosing import Chosen
 from rollfleet_cli.conformance.reaching import Reached, Reacher, UnfitError, reacher
 from rollfleet_cli.conformance.report import EngineRecord, Report, asked_for, facts_of, rows_of, spec_digest
-from rollfleet_cli.conformance.running import CHECK_S, Result, Verdict, run_check
+from rollfleet_cli.conformance.running import CHECK_S, Result, Verdict, judged, run_check
 from rollfleet_cli.conformance.updating import Tell, longest_s, move, told_by, why_not
 from rollfleet_cli.errors import CommandError, NotPossibleError
 from rollfleet_cli.snapshot import engine_pods, led_by
@@ -154,7 +155,7 @@ def _in_common(run: Run, why_not_compared: str) -> None:
     for check in FLEET_CHECKS:
         verdict = Verdict(check.id, "", Result.SKIPPED, skipped=why_not_compared, late=True)
         if not why_not_compared:
-            faults = check.judge(tuple(run.members), held, run.allowed)
+            faults = judged(partial(check.judge, tuple(run.members), held, run.allowed))
             result = Result.FAILED if faults else Result.PASSED
             verdict = Verdict(check.id, "", result, faults, of=len(run.members))
         run.found(check.title, verdict)
@@ -179,7 +180,7 @@ async def _update(run: Run, way: Reacher) -> None:
     run.notes.append(f"{len(moved.load)} requests were sent meanwhile, to {len(engines)} engines")
     for check in UPDATE_CHECKS:
         skipped = check.unless(moved)
-        faults = () if skipped else check.judge(moved)
+        faults = () if skipped else judged(partial(check.judge, moved))
         result = Result.SKIPPED if skipped else Result.FAILED if faults else Result.PASSED
         seconds = time.monotonic() - began
         run.found(check.title, Verdict(check.id, "", result, faults, skipped, seconds=seconds, of=len(engines)))

@@ -207,4 +207,5 @@ def _check_line(row: Row) -> str:
 
 def _cell(text: str) -> str:
     """Words of others stay words in Markdown."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
+    shown = text.replace("\\", "\\\\").replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return shown.replace("[", "\\[").replace("\n", " ").replace("\r", " ")

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
@@ -9,16 +10,20 @@ from typing import Protocol
 from rollfleet_cli.conformance.checks.check import Check, Fault, Member, Subject
 from rollfleet_cli.conformance.checks.features import probe_call, report_of
 from rollfleet_cli.conformance.checks.judging import closed_by, refusal_of, state_of
-from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port, Together, get
+from rollfleet_cli.conformance.checks.wire import MOST_WORDS, Call, Exchange, Identity, Port, Together, get
 from rollfleet_protocol.commands import LOOK_PATH
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.state import EngineState, Gate
+from rollfleet_protocol.words import fitted
 
 TRIES = 3  # of a check that an update interrupts
 BUSY_TRIES, BUSY_S = 20, 0.5  # of a probe that finds another one running
 CHECK_S = 120.0  # of one check at one engine
 OPENS_S = 60.0  # that an engine may be closed by an update before a check gives up on it
 LOOK_EVERY_S = 0.5
+# What judging data of others may raise. It is found by one engine's answer, so it is that engine's fault in the report:
+# the other engines and checks go on, and the file shows what to correct here.
+UNJUDGED = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 
 class Result(StrEnum):
@@ -116,6 +121,19 @@ def _moved(before: EngineState, after: EngineState) -> bool:
     )
 
 
+def judged(judge: Callable[[], tuple[Fault, ...]]) -> tuple[Fault, ...]:
+    """What it finds; that it could not judge is a fault too."""
+    try:
+        return judge()
+    except UNJUDGED as error:
+        return (_unjudged(error),)
+
+
+def _unjudged(error: BaseException) -> Fault:
+    told = fitted(f"{type(error).__name__}: {error}", MOST_WORDS)
+    return Fault("what it answered cannot be judged by this release: report it with this file", told)
+
+
 async def _drive(check: Check, carrier: Carrier, subject: Subject) -> tuple[Fault, ...]:
     steps = check.run(subject)
     try:
@@ -125,7 +143,10 @@ async def _drive(check: Check, carrier: Carrier, subject: Subject) -> tuple[Faul
             # What finds the gate closed was not judged by anybody: the engine is not what it was.
             if subject.state.gate is Gate.OPEN and any(closed_by(each) is not None for each in exchanges):
                 raise InterruptedByUpdateError
-            calls = steps.send(exchanges)
+            try:
+                calls = steps.send(exchanges)
+            except UNJUDGED as error:
+                return (_unjudged(error),)
     except StopIteration as ended:
         faults: tuple[Fault, ...] = ended.value
         return faults

@@ -25,6 +25,7 @@ from rollfleet_cli.conformance.checks.judging import (
     numbers,
     prompt_values,
     tells_version,
+    token_values,
 )
 from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port, Together, post
 from rollfleet_protocol.commands import PROBE_PATH, Probe
@@ -159,7 +160,7 @@ def _npy_shape(text: object) -> tuple[int, ...] | str:
     try:
         head = ast.literal_eval(content[NPY_HEAD : NPY_HEAD + length].decode("latin-1").strip())
         shape, kind = tuple(int(size) for size in head["shape"]), str(head["descr"])
-    except (ValueError, SyntaxError, KeyError, TypeError) as error:
+    except (ValueError, SyntaxError, LookupError, TypeError, OverflowError, MemoryError, RecursionError) as error:
         return f"its head cannot be read: {error}"
     return shape if kind in EXPERT_TYPES else f"its values are {kind}, no numbers of experts"
 
@@ -208,8 +209,8 @@ def invariant(alone: Exchange, together: Exchange, subject: Subject) -> Iterator
     if one.choice.get("token_ids") != other.choice.get("token_ids"):
         told = f"{one.choice.get('token_ids')} alone, {other.choice.get('token_ids')} among others"
         yield Fault(f"the same request gave other tokens: {told}")
-    values = [(each.choice.get("logprobs") or {}).get("token_logprobs") or [] for each in (one, other)]
-    yield from alike("log-probabilities alone and among others", values[0], values[1], subject.exact)
+    values = token_values(one.choice), token_values(other.choice)
+    yield from alike("log-probabilities alone and among others", *values, subject.exact)
 
 
 def _without_invariance(subject: Subject) -> str:

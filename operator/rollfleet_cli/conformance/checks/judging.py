@@ -1,6 +1,6 @@
 """Judgements of single exchanges: pure, each yields what is wrong with one answer. Nothing passes on nothing."""
 
-import json
+import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 from pydantic import ValidationError
 
 from rollfleet_cli.conformance.checks.check import Fault, Subject
-from rollfleet_cli.conformance.checks.wire import Exchange
+from rollfleet_cli.conformance.checks.wire import Exchange, parsed
 from rollfleet_protocol.refusals import SPANS_HEADER, WEIGHT_VERSION_HEADER, ClosedReason, Refusal, RefusalReason
 from rollfleet_protocol.state import EngineState
 
@@ -151,6 +151,13 @@ def alike(what: str, one: Collection[float], other: Collection[float], allowed: 
         yield Fault(f"{what}: differ by {apart:.6g}; allowed is {allowed}")
 
 
+def token_values(choice: dict[str, Any]) -> list[float]:
+    """`logprobs.token_logprobs` of a choice; empty where these are no numbers."""
+    told = choice.get("logprobs")
+    values = told.get("token_logprobs") if isinstance(told, dict) else None
+    return values if isinstance(values, list) and all(_is_number(value) for value in values) else []
+
+
 def prompt_values(exchange: Exchange, tokens: tuple[int, ...]) -> list[float]:
     """Log-probabilities of a prompt's tokens after the first, from `prompt_logprobs`; empty without them."""
     found = completed(exchange)
@@ -199,12 +206,13 @@ def each(exchanges: Collection[Exchange], judge: Callable[[Exchange], Iterator[F
 
 
 def _choice_of(event: str) -> dict[str, Any]:
-    try:
-        choices = json.loads(event).get("choices")
-    except (ValueError, AttributeError):
-        return {}
+    document = parsed(event)
+    choices = document.get("choices") if isinstance(document, dict) else None
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """JSON has integers of any length; those that no float can hold are no numbers here."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max

@@ -11,6 +11,7 @@ from rollfleet_cli.conformance.checks.wire import Exchange
 from rollfleet_protocol.refusals import SPANS_HEADER, WEIGHT_VERSION_HEADER
 
 ASK_FOR_DETAILS = "answers do not tell cached tokens: spec.engine.args lacks --enable-prompt-tokens-details"
+LONGEST_VERSION = len(str(2**63 - 1))
 MOST_TOLD = 3  # of answers that are wrong in the same way
 
 
@@ -135,7 +136,7 @@ def cached_tokens(exchange: Exchange) -> int | None:
 def version_of(exchange: Exchange) -> int | None:
     """Of an answer; None where it does not tell one."""
     told = exchange.all(WEIGHT_VERSION_HEADER)
-    return int(told[0]) if len(told) == 1 and told[0].isdecimal() else None
+    return int(told[0]) if len(told) == 1 and told[0].isdecimal() and len(told[0]) <= LONGEST_VERSION else None
 
 
 def _spanning(moved: Moved) -> list[tuple[str, str]]:

@@ -73,10 +73,7 @@ class Exchange:
     @property
     def json(self) -> Any:
         """The body; None where it is no JSON."""
-        try:
-            return json.loads(self.body)
-        except ValueError:
-            return None
+        return parsed(self.body)
 
     @property
     def text(self) -> str:
@@ -92,6 +89,14 @@ class Exchange:
         error = document.get("error", document) if isinstance(document, dict) else None
         message = error.get("message") if isinstance(error, dict) else None
         return fitted(f"HTTP {self.status}: {message if isinstance(message, str) else self.text.strip()}", MOST_WORDS)
+
+
+def parsed(content: bytes | str) -> Any:
+    """JSON of others; None where it is none, or none that a program reads: too deep, numbers of thousands of digits."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
 
 
 class Together(tuple[Call, ...]):

@@ -12,10 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from rollfleet_cli.conformance import running
 from rollfleet_cli.conformance.checks.catalogue import CHECKS, ENGINE_CHECKS
-from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port
+from rollfleet_cli.conformance.checks.check import Fault, Steps, Subject
+from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port, get
 from rollfleet_cli.conformance.choosing import choose
 from rollfleet_cli.conformance.forging import forged
-from rollfleet_cli.conformance.running import Result, member_of, run_check
+from rollfleet_cli.conformance.running import Result, judged, member_of, run_check
 from rollfleet_cli.errors import NotPossibleError
 from rollfleet_protocol.refusals import ClosedReason, RefusalReason
 from rollfleet_protocol.state import Gate
@@ -84,6 +85,24 @@ async def test_an_engine_that_says_nothing_fails_in_time() -> None:
     assert "within" in verdict.faults[0].cause
     dumb = await run_check(ANSWERS, HonestEngine(lambda each: Exchange(each.call, error="reset")), make_subject())
     assert (dumb.result, dumb.faults[0].told) == (Result.FAILED, "reset")
+
+
+async def test_what_a_check_cannot_judge_is_a_fault_of_that_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steps(_: Subject) -> Steps:
+        (answer,) = yield (get("/health"),)
+        return (Fault(str(1 // len(answer.body))),)
+
+    def silent(each: Exchange) -> Exchange:
+        return replace(each, body=b"") if each.call.path == "/health" else each
+
+    check = replace(ANSWERS, run=steps)
+    verdict = await run_check(check, HonestEngine(silent), make_subject())
+    assert (verdict.result, verdict.faults[0].told) == (
+        Result.FAILED,
+        "ZeroDivisionError: integer division or modulo by zero",
+    )
+    assert judged(lambda: (Fault(str({}["absent"])),))[0].cause == verdict.faults[0].cause
+    assert judged(lambda: ()) == ()
 
 
 async def test_what_the_spec_does_not_ask_for_is_skipped() -> None:
