@@ -89,7 +89,8 @@ class NodesConfig(Request):
     count: Annotated[int, Field(ge=2, le=64)]
     meeting_port: Annotated[int, Field(ge=1, le=65535)] = 8002  # where the leading pod's launcher awaits the others'
     master_port: Annotated[int, Field(ge=1, le=65535)] = 29501  # of torch's store in the leading pod; vLLM's default
-    wait_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800  # that launchers wait for each other
+    wait_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800  # that the leading launcher waits for the others
+    led_wait_seconds: Annotated[int, Field(ge=1, le=86400)] = 1800  # that the others wait for it
 
 
 class Place(Request):

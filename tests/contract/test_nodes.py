@@ -194,6 +194,7 @@ def test_who_waits_in_vain_says_for_whom(kind: Kind, site: Site, models: Models)
     def pod(node: int, name: str, wait_s: int, leader: str = LEADER) -> EngineProcess:
         of_node = Kind(kind.name, kind.environ | place(node, leader))
         nodes = {"count": 3, "meetingPort": meeting, "masterPort": master, "waitSeconds": wait_s}
+        nodes["ledWaitSeconds"] = wait_s
         name, base = f"{kind.name}-vain-{name}", models.folder(0)
         return EngineProcess(of_node, site, name, base, models.root, nodes=nodes, tensorParallelSize=3)
 

@@ -4,12 +4,14 @@ Nothing is believed but who is there, where its workers find the leader, and why
 nobody does to torch's store and vLLM's queues beside it: the NetworkPolicy is what keeps strangers away from all three.
 """
 
+import ipaddress
 import os
 import socket
 import time
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError
 
 from rollfleet_protocol.base import Answer
 from rollfleet_protocol.words import Words
@@ -32,6 +34,13 @@ class Kind(StrEnum):
     END = "end"  # this pod's engine is over
 
 
+def _address(text: str) -> str:
+    """It becomes a word of the engine's command line."""
+    if text:
+        ipaddress.ip_address(text)
+    return text
+
+
 class Message(Answer):
     """One line."""
 
@@ -40,7 +49,7 @@ class Message(Answer):
     leader: str = ""  # name of the pod that leads
     node: int = 0
     release: str = ""
-    address: str = ""  # the leader's, as this follower reaches it
+    address: Annotated[str, AfterValidator(_address)] = ""  # the leader's, as this follower reaches it
     text: Words = ""
 
 
@@ -52,7 +61,7 @@ class Line:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._rest = b""
-        self.heard = time.monotonic() if heard is None else heard
+        self.since = self.heard = time.monotonic() if heard is None else heard
         self.ended = ""
 
     def fileno(self) -> int:

@@ -19,8 +19,8 @@ from rollfleet_protocol.termination import Problem
 
 CONNECT_S = 5.0
 AGAIN_S = 1.0  # between two tries
-HELLO_S = 10.0  # that a connection may stay without a word
-MAX_STRANGERS = 64  # connections that have not said who they are
+HELLO_S = 10.0  # that a connection may stay without having said who it is
+MAX_STRANGERS = 64  # such connections; the oldest gives way to one more, as who belongs here says so at once
 
 
 class StoppedError(Exception):
@@ -62,7 +62,8 @@ class _Waiting:
         self._place = place
         self._release = release
         self._signals = signals
-        self._deadline = time.monotonic() + nodes.wait_seconds
+        self._wait_s = nodes.wait_seconds if place.leads else nodes.led_wait_seconds
+        self._deadline = time.monotonic() + self._wait_s
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
 
@@ -124,7 +125,7 @@ class _Leader(_Waiting):
             self._alive_by = now + HEARTBEAT_S
             for line in self._there.values():
                 line.send(Message(kind=Kind.ALIVE))
-        for line in [line for line in self._strangers if line.ended or now >= line.heard + HELLO_S]:
+        for line in [line for line in self._strangers if line.ended or now >= line.since + HELLO_S]:
             self._strangers.remove(line)
             self._drop(line)
         for node in [node for node, line in self._there.items() if line.ended or now >= line.heard + SILENCE_S]:
@@ -136,8 +137,7 @@ class _Leader(_Waiting):
         except OSError:  # it left before it was taken
             return
         if len(self._strangers) >= MAX_STRANGERS:
-            connection.close()
-            return
+            self._drop(self._strangers.pop(0))
         line = Line(connection)
         self._strangers.append(line)
         self._selector.register(line, selectors.EVENT_READ)
@@ -176,7 +176,7 @@ class _Leader(_Waiting):
             return
         missing = sorted(set(range(1, self._nodes.count)) - set(self._there))
         which = f"node {missing[0]}" if len(missing) == 1 else f"nodes {', '.join(map(str, missing))}"
-        cause = f"{which} of {self._nodes.count} did not come within {self._nodes.wait_seconds} s"
+        cause = f"{which} of {self._nodes.count} did not come within {self._wait_s} s"
         raise MeetingError(cause, "look at their pods; the kubelet tries again")
 
 
@@ -197,7 +197,7 @@ class _Follower(_Waiting):
         finally:
             self._selector.close()
         where = f"{self._place.leader} ({self._place.leader_host}:{self._nodes.meeting_port})"
-        cause = f"the pod that leads, {where}, did not let this one start within {self._nodes.wait_seconds} s: {why}"
+        cause = f"the pod that leads, {where}, did not let this one start within {self._wait_s} s: {why}"
         raise MeetingError(cause, "look at that pod; the kubelet tries again")
 
     def _addresses(self) -> list[str]:

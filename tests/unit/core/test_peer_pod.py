@@ -84,4 +84,4 @@ def test_a_pod_that_follows_has_nothing_of_a_server() -> None:
 def test_launchers_give_up_waiting_before_the_kubelet_does() -> None:
     config = engine_config(make_fleet(**WIDE, startup=Startup(timeout_seconds=100)), SETTINGS)
     assert config.nodes is not None
-    assert config.nodes.wait_seconds == 90
+    assert (config.nodes.wait_seconds, config.nodes.led_wait_seconds) == (90, 660)

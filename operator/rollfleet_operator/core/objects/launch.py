@@ -7,6 +7,10 @@ from rollfleet_operator.api.rolloutengine import RolloutEngineSpec
 from rollfleet_protocol.engine_config import NodesConfig
 from rollfleet_protocol.launch_settings import Features, FleetMode, RlConfig, WeightTransfer
 
+# Nobody kills a pod that follows for being slow. Away for at most 300 s at a time by the kubelet's back-off, two that
+# wait for shorter than that could miss each other for ever; who stays for longer than 600 s has none (Kubernetes 1.36).
+LED_WAIT_S = 660
+
 
 class LaunchSettings(TypedDict):
     """Fields of EngineConfig."""
@@ -50,7 +54,8 @@ def _nodes(spec: RolloutEngineSpec) -> NodesConfig | None:
     if spec.parallelism.nodes == 1:
         return None
     # Shorter than the kubelet's patience: the launcher says for whom it waited, a kubelet only kills.
-    return NodesConfig(count=spec.parallelism.nodes, wait_seconds=max(1, spec.startup.timeout_seconds * 9 // 10))
+    wait_s = max(1, spec.startup.timeout_seconds * 9 // 10)
+    return NodesConfig(count=spec.parallelism.nodes, wait_seconds=wait_s, led_wait_seconds=max(wait_s, LED_WAIT_S))
 
 
 def _weight_transfer(spec: RolloutEngineSpec) -> WeightTransfer | None:
