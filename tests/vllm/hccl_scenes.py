@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm_ascend.distributed.device_communicators.pyhccl_wrapper import MISSING
+from vllm_ascend.distributed.device_communicators.pyhccl_wrapper import MISSING, HCCLLibrary
 
 from rollfleet_engine.weights.backends.base import Seat
 from rollfleet_engine.weights.backends.hccl import HcclBackend
@@ -155,6 +155,31 @@ def silent_trainer() -> None:
     print(bytes_of(again.came["a"]) == bytes_of(torch.ones(7)))
 
 
+def hanging_destroy() -> None:
+    """The library does not come back from leaving a group: neither a join nor an update waits beyond its deadline."""
+    ended = threading.Event()
+
+    class Full(Engine):
+        def _receive(self, update_info: dict[str, Any]) -> None:
+            incoming = self.backend.receive(update_info, DEADLINE_S)
+            next(incoming)
+            began = time.monotonic()
+            incoming.close()  # the model takes no more
+            print(f"{time.monotonic() - began:.2f}")
+            ended.set()
+
+    engines = [Engine(), Full()]
+    senders = [HcclSender([Target(engine, 1, 1)]) for engine in engines]
+    for sender in senders:
+        sender.init()
+    senders[0].send({"a": torch.ones(1)})  # what digests is compiled now
+    HCCLLibrary.hcclCommDestroy = lambda *_: threading.Event().wait()  # type: ignore[method-assign]
+    info = {"hccl_id": b64encode(new_id(0)).decode(), "rank_offset": 1, "world_size": 2}
+    tell(lambda: engines[0].backend.init(info, Seat(0, 1), DEADLINE_S))
+    threading.Thread(target=lambda: senders[1].send({"a": torch.ones(1), "b": torch.ones(1)}), daemon=True).start()
+    ended.wait(60)
+
+
 def wrong_ranks() -> None:
     """More workers than the group has places."""
     info = {"hccl_id": b64encode(new_id(0)).decode(), "rank_offset": 2, "world_size": 3}
@@ -175,6 +200,7 @@ SCENES = {
     "nobody-joins": nobody_joins,
     "no-engine-joins": no_engine_joins,
     "silent-trainer": silent_trainer,
+    "hanging-destroy": hanging_destroy,
     "wrong-ranks": wrong_ranks,
     "no-library": no_library,
 }

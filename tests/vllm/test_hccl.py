@@ -64,6 +64,14 @@ def test_a_trainer_that_sends_nothing_holds_no_worker(tmp_path: Path) -> None:
     assert afterwards == "True"
 
 
+def test_a_group_that_cannot_be_left_holds_no_worker_beyond_its_deadline(tmp_path: Path) -> None:
+    joined, received = scene("hanging-destroy", tmp_path)
+    seconds, _, words = joined.partition(" ")
+    assert DEADLINE_S <= float(seconds) < DEADLINE_S + LATE_S
+    assert "cannot join: no answer within 1 s" in words
+    assert float(received) < DEADLINE_S + LATE_S
+
+
 def test_ranks_beyond_the_group_and_a_library_that_is_not_there_are_told(tmp_path: Path) -> None:
     [ranks] = scene("wrong-ranks", tmp_path)
     assert "hccl: this engine's ranks are 2 to 3, the group has 3" in ranks

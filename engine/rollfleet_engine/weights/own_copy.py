@@ -28,6 +28,7 @@ class OwnCopy:
         self._cancelled = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
+        self._ended = False  # the thread touches no file any more
         self._failure: CheckpointError | None = None
         self._thread = threading.Thread(target=self._work, name="rollfleet-own-copy", daemon=True)
         self._thread.start()
@@ -45,7 +46,7 @@ class OwnCopy:
     @property
     def done(self) -> bool:
         """Whether it is ready, or has failed."""
-        return not self._thread.is_alive()
+        return self._ended
 
     def reader(self) -> CheckpointReader:
         """Reads these files. Raises CheckpointError where they are not ready."""
@@ -58,7 +59,7 @@ class OwnCopy:
         self._cancelled.set()
         with self._lock:
             self._closed = True
-            if self.done:
+            if self._ended:
                 self._let_go()
 
     def _work(self) -> None:
@@ -66,10 +67,12 @@ class OwnCopy:
             self._stage()
         except CheckpointError as error:
             self._failure = error
-        except OSError as error:
-            why = f"checkpoint {self._update.path!r}: cannot be read: {error.strerror or error}"
+        except (OSError, RuntimeError, MemoryError) as error:  # also no room for a thread or a buffer
+            words = (error.strerror if isinstance(error, OSError) else "") or f"{type(error).__name__}: {error}"
+            why = f"checkpoint {self._update.path!r}: cannot be read: {words}"
             self._failure = CheckpointError(FailureReason.CHECKPOINT_INVALID, why)
         with self._lock:
+            self._ended = True
             if self._closed or self._failure is not None:
                 self._let_go()
 

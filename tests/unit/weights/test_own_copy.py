@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rollfleet_engine.weights import own_copy
 from rollfleet_engine.weights.coverage import read_model_tensors
 from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_engine.weights.own_copy import OwnCopy
@@ -127,6 +128,32 @@ def test_one_that_is_closed_while_it_stages_leaves_nothing_open(staged: StagedCh
     copy._thread.join(20)
     copy.close()
     assert open_files() == before
+
+
+def test_one_that_is_closed_while_its_thread_comes_to_its_end_leaves_nothing_open(
+    staged: StagedCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_files()
+    copy = staged_copy(update_of(staged, tmp_path))
+    monkeypatch.setattr(copy._thread, "is_alive", lambda: True)  # has done its last step, and is not gone
+    copy.close()
+    assert open_files() == before
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("can't start new thread")], ids=str)
+def test_what_could_not_be_hashed_is_no_copy(
+    staged: StagedCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(own_copy, "hash_ranges", fail)
+    copy = staged_copy(update_of(staged, tmp_path))
+    assert copy.failure is not None
+    assert copy.failure.message == f"checkpoint 'step-1': cannot be read: {type(error).__name__}: {error}"
+    with pytest.raises(CheckpointError, match="not staged: Prepare again"):
+        copy.reader()
+    copy.close()
 
 
 def test_a_link_out_of_the_volume_is_refused_there_too(staged: StagedCheckpoint, tmp_path: Path) -> None:

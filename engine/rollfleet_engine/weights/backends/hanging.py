@@ -22,7 +22,11 @@ def begin(name: str, call: Callable[[], _T], late: Callable[[_T], object] | None
     """The call, in a thread of its own. HangingError where too many before it hang."""
     if not _places.acquire(blocking=False):
         raise HangingError(f"{MOST_HANGING} calls before this one still wait for an answer: restart the engine")
-    return Aside(name, call, late=late, ended=_places.release)
+    try:
+        return Aside(name, call, late=late, ended=_places.release)
+    except BaseException:  # no room for a thread: nothing was begun
+        _places.release()
+        raise
 
 
 def within(seconds: float, name: str, call: Callable[[], _T], late: Callable[[_T], object] | None = None) -> _T:

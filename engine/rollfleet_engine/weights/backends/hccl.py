@@ -25,7 +25,7 @@ from rollfleet_protocol.pushes import LONGEST_WORDS, HcclInit, HcclUpdate, Tenso
 from rollfleet_transport.hccl import ERRORS, Communicator, current_device, finish_device_work, receive_packed
 
 logger = logging.getLogger(__name__)
-CLOSE_S = 10.0
+CLOSE_S = 10.0  # that leaving a group is waited for, where no deadline comes before; then it goes on by itself
 SPARE_S = 1.0  # kept for the answer, so that it tells why
 _Parcel = list[tuple[str, torch.Tensor]]
 
@@ -42,14 +42,16 @@ class HcclBackend:
         wanted = HcclInit.model_validate(info)
         if self._group is not None and wanted.group and self._wanted == wanted:
             return
-        self.close()
+        ends = time.monotonic() + deadline_s
+        self._leave(deadline_s / 2)
         rank, device = rank_of("hccl", wanted, seat), current_device()
 
         def join() -> Communicator:
             return Communicator(wanted.hccl_id, rank, wanted.world_size, device)
 
         try:
-            self._group = within(deadline_s, "rollfleet-hccl-join", join, late=Communicator.destroy)
+            left_s = ends - time.monotonic()
+            self._group = within(left_s, "rollfleet-hccl-join", join, late=Communicator.destroy)
         except (*ERRORS, HangingError) as error:
             raise PushError(f"hccl: rank {rank} of {wanted.world_size} cannot join: {_first(error)}") from error
         self._wanted = wanted
@@ -63,10 +65,10 @@ class HcclBackend:
         if self._group is None:
             raise PushError("hccl: not in a group: init_weight_transfer_engine comes first")
         update = HcclUpdate.model_validate(info)
-        received, whole = 0, False
+        received, whole, ends = 0, False, time.monotonic() + deadline_s
         handing: _Handing | None = None
         try:
-            handing = _Handing(self._group, update, time.monotonic() + deadline_s - min(SPARE_S, deadline_s / 10))
+            handing = _Handing(self._group, update, ends - min(SPARE_S, deadline_s / 10))
             for incoming in handing.tensors():
                 received += incoming.meta.nbytes
                 yield incoming
@@ -77,19 +79,23 @@ class HcclBackend:
             if not whole:  # the trainer would send the rest of this update into the next one
                 if handing is not None:
                     handing.stop()
-                self.close()
+                self._leave(ends - time.monotonic())
 
     def close(self) -> None:
         """As Backend says. Of a broadcast that hangs, its thread destroys the communicator when it comes back."""
+        self._leave(CLOSE_S)
+
+    def _leave(self, within_s: float) -> None:
+        """Waited for so long at most."""
         group, self._group, self._wanted = self._group, None, None
         if group is None:
             return
         try:
             leaving = begin("rollfleet-hccl-leave", group.destroy)
-            if leaving.done(0.0 if group.busy() else CLOSE_S) or not leaving.give_up():
+            if leaving.done(0.0 if group.busy() else min(CLOSE_S, within_s)) or not leaving.give_up():
                 leaving.result()
             else:
-                logger.warning("rollfleet: a broadcast of hccl still runs; its communicator is destroyed when it ends")
+                logger.warning("rollfleet: hccl is still in use or being left; its communicator goes when that ends")
         except (*ERRORS, HangingError) as error:
             logger.warning("rollfleet: the communicator of hccl was not destroyed: %s", _first(error))
 
