@@ -3,6 +3,8 @@
 - Every leading pod of the newest template has one pod for each further node: made together with it, and made again
   where it is over or gone. Of an older template nobody could make one; such an engine is replaced as a whole.
 - A pod whose leader is gone is deleted. While the leader is being deleted it stays: the leader drains, with workers.
+  Past the leader's grace period it goes all the same: on a node that is dead a pod is being deleted for ever, and what
+  the others hold on good nodes is what the engine in its place waits for.
 - Where the leader is stopped for good, so are the others.
 
 Places: the scheduler sees pods, not engines. Of several engines that each hold a place and wait for another none would
@@ -40,15 +42,15 @@ def with_peers(world: World, template: Template, actions: tuple[PodAction, ...],
             each
             for engine in world.engines
             if engine.pod.uid not in going
-            for each in _of(world, engine, template, kept)
+            for each in _of(world, engine, template, kept, work)
         ),
     )
 
 
 def waits_for_a_place(engine: Engine) -> bool:
-    """Whether the scheduler has none for one of its pods."""
+    """Whether the scheduler has none for one of its pods. One that answers has all that it needs."""
     pod = engine.pod
-    if pod.deleting or pod.vanished or pod.stopped or engine.ended:
+    if engine.answering is not None or pod.deleting or pod.vanished or pod.stopped or engine.ended:
         return False
     return any(each.unschedulable for each in (pod, *engine.peers) if not each.deleting)
 
@@ -111,12 +113,15 @@ def _strays(world: World) -> Iterator[DeletePod]:
             yield DeletePod(pod.name, pod.uid, f"the pod that led it, {pod.leader}, is gone")
 
 
-def _of(world: World, engine: Engine, template: Template, actions: Iterable[PodAction]) -> Iterator[PodAction]:
+def _of(
+    world: World, engine: Engine, template: Template, actions: Iterable[PodAction], work: Work
+) -> Iterator[PodAction]:
     """What is to be done about the pods that one engine's leading pod leads."""
     pod = engine.pod
     stop = next((action for action in actions if isinstance(action, StopPod) and action.uid == pod.uid), None)
     why = pod.stopped or ("" if stop is None else stop.why)
     if pod.deleting or pod.vanished:
+        yield from _let_go(engine, work)
         return
     if why:
         for peer in engine.peers:
@@ -127,6 +132,19 @@ def _of(world: World, engine: Engine, template: Template, actions: Iterable[PodA
         return
     for node in range(1, world.fleet.spec.parallelism.nodes):
         yield from _of_node(world, engine, template, node)
+
+
+def _let_go(engine: Engine, work: Work) -> Iterator[DeletePod]:
+    """The pods of a leader that should be gone by now."""
+    due = engine.pod.deleted_by
+    if due is None or not engine.peers:
+        return
+    if work.now < due and not engine.node_off:
+        work.wake(due)
+        return
+    for peer in engine.peers:
+        if not peer.deleting:
+            yield DeletePod(peer.name, peer.uid, f"{engine.name}, which leads it, should be gone since {due:%H:%M:%SZ}")
 
 
 def _of_node(world: World, engine: Engine, template: Template, node: int) -> Iterator[PodAction]:

@@ -156,6 +156,29 @@ def test_while_the_leader_drains_the_others_stay() -> None:
     assert len(creates(decision)) == NODES
 
 
+def test_on_a_dead_node_a_leader_is_being_deleted_for_ever_and_the_others_do_not_wait_for_it() -> None:
+    first, *others = whole(deleting=True, deleted_by=NOW + timedelta(seconds=90))
+    pods = (first, *(replace(pod, deleting=False, deleted_by=None) for pod in others))
+    draining = plan(observed(fleet(), *pods), NOW)
+    assert deletes(draining) == set()
+    assert draining.wake_at is not None
+    assert draining.wake_at <= NOW + timedelta(seconds=90)
+    for up in (True, False):
+        assert deletes(plan(observed(fleet(), *pods, up=up), NOW + timedelta(seconds=90))) == {"pod-0-1", "pod-0-2"}
+
+
+def test_an_engine_that_serves_waits_for_no_place_whatever_was_made_for_it() -> None:
+    """A pod that was deleted by force runs on, and the one in its place finds none."""
+    first, second, third = whole(1, created=NOW - timedelta(seconds=PLACES_S + 1))
+    pods = (*half(0, PLACES_S + 1), first, replace(second, **UNPLACED), third)
+    given = observed(fleet(2), *pods, up=False)
+    guards = {first.uid: make_guard(make_state(0, incarnation=first.uid))}
+    decision = plan(replace(given, guards=guards), NOW)
+    assert deletes(decision) == set()
+    assert decision.fleet_status is not None
+    assert decision.fleet_status.status.engines.counts == {"Serving": 1, "Unschedulable": 1}
+
+
 def test_a_roll_replaces_leaders_one_by_one_and_the_rest_follows() -> None:
     pods = tuple(pod for ordinal in range(2) for pod in whole(ordinal, template_hash="older"))
     old = tuple(replace(pod, template_hash="older") for pod in pods)
