@@ -17,7 +17,7 @@ from math import prod
 from re import compile as pattern
 from typing import Annotated, Any, Self
 
-from pydantic import Discriminator, FailFast, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model_validator
 from typing_extensions import TypeAliasType
 
 from rollfleet_protocol.pushes import (
@@ -31,6 +31,7 @@ from rollfleet_protocol.pushes import (
     Group,
     Native,
     TensorList,
+    few_npus,
 )
 
 # In the order of torch_npu's tuple; the three that are left out are always the same here: a plain tensor of a typed
@@ -47,7 +48,6 @@ EXPANDABLE = b"\x01e"  # SHAREABLE_NPU_EXPANDABLE_SEGMENT: process ids and descr
 EVENT_BYTES = 64  # ACL_IPC_EVENT_HANDLE_SIZE, CANN's acl/acl_rt.h
 COUNTERS = 10_000  # NPU_IPC_REF_COUNTER_FILE_SIZE, torch_npu/csrc/ipc/NPUIPCTypes.h: 8 bytes each
 COUNTER_FILE = pattern(rb"/torch_[0-9]{1,10}_[0-9]{1,20}_[0-9]{1,20}")  # ATen's NewProcessWideShmHandle
-MOST_NPUS = 4096  # keys of one handle: all NPUs that a trainer's ranks are on
 
 _Count = Annotated[int, Field(strict=True, ge=0, le=MOST_BYTES)]
 _Sizes = Annotated[
@@ -189,7 +189,7 @@ class IpcInit(Native):
     world_size: Annotated[int, Field(ge=2)] = 2
 
 
-_ByNpu = Annotated[dict[NpuName, IpcHandle], Field(min_length=1, max_length=MOST_NPUS)]
+_ByNpu = Annotated[dict[NpuName, IpcHandle], Field(min_length=1), BeforeValidator(few_npus)]
 
 
 _OfEach = TypeAliasType("_OfEach", Annotated[list[_ByNpu], Field(min_length=1, max_length=MOST_TENSORS), FailFast()])

@@ -45,6 +45,7 @@ TRAINER_ERROR_KEY = "rollfleet/trainer-error"  # in the group's store: why the t
 LONGEST_WORDS = 1000
 HCCL_ID_BYTES = 4108  # of hcclUniqueId (vllm_ascend/distributed/device_communicators/pyhccl_wrapper.py)
 LONGEST_PICKLE = 12 << 20  # characters, of what vLLM's HTTP client makes of its handles
+MOST_NPUS = 4096  # that one tensor or buffer has handles for: all NPUs that a trainer's ranks are on
 MOST_SETTINGS = 32  # of an update call, beside the tensors
 
 BufferBytes = Annotated[int, Field(ge=SMALLEST_BUFFER, le=LARGEST_BUFFER, multiple_of=8)]
@@ -65,9 +66,17 @@ ByteCounts = TypeAliasType(
         list[Annotated[int, Field(strict=True, ge=1, le=MOST_BYTES)]], Field(max_length=MOST_TENSORS), FailFast()
     ],
 )
-ManyHandles = TypeAliasType(
-    "ManyHandles", Annotated[list[dict[str, object]], Field(max_length=MOST_TENSORS), FailFast()]
-)
+
+
+def few_npus(handles: object) -> object:
+    """Before anything in it is looked at: pydantic counts a dictionary after it has made an error for each value."""
+    if isinstance(handles, dict) and len(handles) > MOST_NPUS:
+        raise ValueError(f"handles for {len(handles)} NPUs, at most {MOST_NPUS}")
+    return handles
+
+
+HandlesByNpu = Annotated[dict[str, object], BeforeValidator(few_npus)]
+ManyHandles = TypeAliasType("ManyHandles", Annotated[list[HandlesByNpu], Field(max_length=MOST_TENSORS), FailFast()])
 
 
 class Native(BaseModel):
@@ -225,7 +234,7 @@ class UpdateInfo(TensorList):
     Only backend ipc has more to say than a few plain values; it looks into these three itself.
     """
 
-    ipc_handles: dict[str, object] | ManyHandles | None = None
+    ipc_handles: HandlesByNpu | ManyHandles | None = None
     ipc_handles_pickled: Annotated[str, Field(max_length=LONGEST_PICKLE)] | None = None
     tensor_sizes: ByteCounts | None = None
 
