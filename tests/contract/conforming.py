@@ -1,6 +1,7 @@
 """The checks of `rollfleet conformance`, carried to an engine of this suite the same way as to one in a cluster."""
 
 import asyncio
+import gc
 import secrets
 from decimal import Decimal
 
@@ -30,7 +31,9 @@ def exchange_of(answer: httpx.Response) -> Exchange:
 
 def run(engine: EngineProcess, site: Site, operator: Operator, check: Check) -> Verdict:
     """The check, of this engine as it is."""
-    return asyncio.run(_run(engine, site, operator, check))
+    verdict = asyncio.run(_run(engine, site, operator, check))
+    gc.collect()  # a connection that was left open is told here, and not beside another test
+    return verdict
 
 
 async def _run(engine: EngineProcess, site: Site, operator: Operator, check: Check) -> Verdict:

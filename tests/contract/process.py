@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,8 +103,8 @@ class EngineProcess:
     ) -> None:
         self.kind = kind
         self._command = command
-        self._folder = site.folder / name
-        self._folder.mkdir()
+        # A fixture may be made again: pytest takes tests of other modules in between to spare starts of other engines.
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=site.folder))
         self.log_file = self._folder / "log"
         self.termination_log = self._folder / "termination-log"
         serving, control = free_ports(2)

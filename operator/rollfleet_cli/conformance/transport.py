@@ -1,11 +1,16 @@
 """Carries calls to an engine's two ports as they are: no redirect, no retry, no header of its own that matters."""
 
+import asyncio
+import socket
 import ssl
 import time
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import aiohttp
+from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port
@@ -13,6 +18,8 @@ from rollfleet_cli.conformance.checks.wire import Call, Exchange, Identity, Port
 TOKEN_SHOWN = b"(the token that was sent)"
 MOST_BYTES = 8 << 20  # of an answer; /metrics of a large engine is the longest
 CONNECT_S = 10.0
+CLOSE_S = 1.0
+LOOK_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -41,16 +48,38 @@ class Transport:
         self._explain = explain  # what the way there says of a connection that came to nothing
         self._tls = ssl.create_default_context(cadata=authority_pem)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=64, force_close=True),  # no answer depends on an earlier one
+            # No answer depends on an earlier one.
+            connector=aiohttp.TCPConnector(limit=64, force_close=True, socket_factory=self._socket),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("Accept-Encoding", "User-Agent"),
         )
 
+    def _socket(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol = address[:3]
+        made = socket.socket(family, kind, protocol)
+        made.setblocking(False)
+        self._sockets.add(made)
+        return made
+
+    @property
+    def open_sockets(self) -> list[socket.socket]:
+        """Of connections that have not ended."""
+        return [each for each in self._sockets if each.fileno() >= 0]
+
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections. One whose engine took no more of a body would stay until it is all written."""
         await self._session.close()
+        ends = time.monotonic() + CLOSE_S
+        while self.open_sockets:
+            for each in self.open_sockets:
+                with suppress(OSError):  # it is not connected any more
+                    each.shutdown(socket.SHUT_RDWR)
+            if time.monotonic() > ends:
+                return
+            await asyncio.sleep(LOOK_S)
 
     async def carry(self, call: Call) -> Exchange:
         """The exchange; an answer that does not come is told in it."""
