@@ -109,6 +109,18 @@ prepare: setup ## all that tests need around them: cluster, vLLM, images, models
 bench-pushes: vllm-venv ## gloo packed beside a plain gloo broadcast of the same bytes, and its memory; 10 rounds, interleaved
 	@PYTHONPATH=.:engine:kernels $$($(BIN)/python -c 'from devtools import vllm_venv; print(vllm_venv.venv_path())')/bin/python -m tests.bench.pushes
 
+.PHONY: bench-guard
+bench-guard: vllm-venv ## engines behind their guard beside the same engines alone: latency and throughput; 10 rounds, interleaved
+	@PYTHONPATH=.:engine:kernels $$($(BIN)/python -c 'from devtools import vllm_venv; print(vllm_venv.venv_path())')/bin/python -m tests.bench.guard
+
+.PHONY: bench-pauses
+bench-pauses: vllm-venv ## what digest and coverage take of a pause of real vLLM with 300 MiB of weights; 10 updates
+	@$(BIN)/python -m tests.bench.pauses
+
+.PHONY: bench-digest
+bench-digest: setup ## the digest beside a copy and a sum of the same bytes; 10 rounds, interleaved
+	@$(BIN)/python -m tests.bench.digests
+
 .PHONY: charts
 charts: cluster ## the chart: render matrix, strict values, rights
 	@$(CLUSTER) $(PYTEST) tests/charts -q

@@ -36,7 +36,7 @@ STARTUP_VARIABLE = "ROLLFLEET_SIMULATOR_STARTUP_SECONDS"  # how long loading a m
 STEP_VARIABLE = "ROLLFLEET_SIMULATOR_STEP_SECONDS"  # that staging, pausing, updating and probing take at least
 LACKS_VARIABLE = "ROLLFLEET_SIMULATOR_LACKS"  # capabilities that it shall not have, with commas between
 PACE_VARIABLE = "ROLLFLEET_SIMULATOR_TOKEN_MS"
-_DEFAULT_PACE_MS = "2"
+PACE_DEFAULT_MS = "2"
 _DEFAULT_MODEL_LEN = 2048
 _WATCHDOG_S = 5.0  # vLLM looks so often whether its core is dead, and then ends
 _SHUTDOWN_S = 2.0
@@ -88,7 +88,7 @@ def _lacks() -> frozenset[str]:
 
 def _engine(arguments: argparse.Namespace, process: CoreProcess) -> tuple[Core, Starlette]:
     """The core and its own routes."""
-    seconds_per_token = float(os.environ.get(PACE_VARIABLE, _DEFAULT_PACE_MS)) / 1000
+    seconds_per_token = float(os.environ.get(PACE_VARIABLE, PACE_DEFAULT_MS)) / 1000
     core = Core(
         load_model(arguments.model),
         seconds_per_token,
