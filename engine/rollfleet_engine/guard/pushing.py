@@ -29,6 +29,7 @@ class SupersededError(OutOfOrderError):
     """A newer epoch has begun, and nothing of this transfer counts any more."""
 
 
+LONGEST_GIVEN = 100  # characters of a trainer's own words in a refusal
 _ENDED = "this transfer has ended"
 _PICKLED = (
     "ipc_handles_pickled is refused: reading a pickle may run any code. Send ipc_handles as JSON, as rollfleet_trainer "
@@ -177,9 +178,8 @@ class PushSession:
         """Phase 1. Not needed where the group is the one of the update before."""
         self._require_turn("init")
         for name, wanted in (("rank_offset", self._push.rank_offset), ("world_size", self._push.world_size)):
-            self._require(
-                info.get(name, wanted) == wanted, f"{name} is {wanted} in this update, not {info.get(name)!r}"
-            )
+            given = info.get(name, wanted)
+            self._require(given == wanted, f"{name} is {wanted} in this update, not {repr(given)[:LONGEST_GIVEN]}")
         await self._perform("init", lambda left_s: self._adapter.push_init(self._push.backend, info, left_s))
 
     async def start(self) -> None:

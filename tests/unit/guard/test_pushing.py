@@ -96,6 +96,9 @@ async def test_calls_out_of_order_change_nothing_and_say_what_comes_first(guarde
         await session.update(UPDATE)
     with pytest.raises(OutOfOrderError, match="come before finish"):
         await session.finish(None, None)
+    with pytest.raises(OutOfOrderError) as raised:
+        await session.init({"rank_offset": "x" * 60_000})
+    assert len(str(raised.value)) < 200, "what a trainer sends comes back in a few words"
     with pytest.raises(OutOfOrderError, match="rank_offset is 1 in this update, not 5"):
         await session.init({"rank_offset": 5})
     with pytest.raises(OutOfOrderError, match="world_size is 2"):

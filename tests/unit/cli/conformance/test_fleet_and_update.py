@@ -11,6 +11,7 @@ from rollfleet_cli.conformance.checks import fleet, update
 from rollfleet_cli.conformance.checks.check import Held, Member
 from rollfleet_cli.conformance.checks.update import ASK_FOR_DETAILS, Cached, Moved
 from rollfleet_cli.conformance.checks.wire import Exchange, post
+from rollfleet_cli.conformance.updating import KEPT_BYTES, kept
 from rollfleet_protocol.refusals import SPANS_HEADER, WEIGHT_VERSION_HEADER, ClosedReason, RefusalReason
 from rollfleet_protocol.state import Gate, Host, ProbeReport, Weights, WeightsState
 from tests.support.honest_engine import STATE, refuse
@@ -38,6 +39,18 @@ def member(pod: str, version: int = OLD, digest: str | None = "sha256:d", first:
 
 
 HELD = Held(OLD, "sha256:d")
+
+
+def test_under_load_no_engine_fills_the_memory_of_who_asks_it() -> None:
+    told = ((WEIGHT_VERSION_HEADER, str(NEW)),)
+    long = Exchange(CALL, 200, told, b"x" * (8 << 20), began=1.0, ended=2.0)
+    assert kept(long) == Exchange(CALL, 200, told, began=1.0, ended=2.0)
+    assert update.version_of(kept(long)) == NEW
+    assert len(kept(replace(long, status=500)).body) == KEPT_BYTES
+    closed = refuse(CALL, 503, RefusalReason.CLOSED, closed_reason=ClosedReason.UPDATING)
+    assert kept(closed) == closed, "a refusal of a guard's is kept whole"
+
+
 ALIKE = (member("a"), member("b"))
 
 
