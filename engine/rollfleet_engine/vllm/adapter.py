@@ -182,11 +182,10 @@ class VllmAdapter:
 
     async def share(self, staged: StagedCheckpoint, deadline_s: float) -> None:
         """Nothing to do where one pod holds the whole engine."""
-        if self._engine.vllm_config.parallel_config.nnodes == 1:
-            return
-        async with _calling("staging on other nodes", FailureReason.CHECKPOINT_INVALID, deadline_s):
-            self._require_all(await self._on_workers("rollfleet_share", CheckpointUpdate.of(staged).to_wire()))
-            await until_shared(lambda: self._on_workers("rollfleet_shared"))
+        if self._engine.vllm_config.parallel_config.nnodes > 1:
+            async with _calling("staging on other nodes", FailureReason.CHECKPOINT_INVALID, deadline_s):
+                self._require_all(await self._on_workers("rollfleet_share", CheckpointUpdate.of(staged).to_wire()))
+                await until_shared(lambda: self._on_workers("rollfleet_shared"))
 
     async def apply(self, staged: StagedCheckpoint, epoch: int, version: int, deadline_s: float) -> Transferred:
         """Init (once), start, update, finish; every worker must report the staged digest and full coverage."""
@@ -274,12 +273,14 @@ class VllmAdapter:
     async def _phase(self, call: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
         """One of vLLM's phases, and what every worker says of it: our workers record failures instead of raising."""
         await call()
-        reports = await self._on_workers("rollfleet_report")
+        return self._without_failure(await self._on_workers("rollfleet_report"))
+
+    def _without_failure(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
         self._require_all(reports)
         for report in reports:
             if report["failure"] is not None:
-                reason, message = report["failure"]["reason"], report["failure"]["message"]
-                raise EngineError(FailureReason(reason), _of_rank(report, message, len(reports)))
+                message = _of_rank(report, report["failure"]["message"], len(reports))
+                raise EngineError(FailureReason(report["failure"]["reason"]), message)
         return reports
 
     def _require_all(self, reports: list[dict[str, Any]]) -> None:
@@ -312,7 +313,7 @@ class VllmAdapter:
     async def recover(self, deadline_s: float) -> None:
         """Reset every worker, those that did not fail too."""
         async with _calling("worker reset", FailureReason.TRANSFER_FAILED, deadline_s):
-            await self._on_workers("rollfleet_reset")
+            self._without_failure(await self._on_workers("rollfleet_reset"))
 
     async def reset_caches(self, deadline_s: float, *, kept: bool = False) -> None:
         """Prefix cache (with any connector's), multi-modal and encoder caches."""

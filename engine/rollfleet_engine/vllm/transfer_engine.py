@@ -151,7 +151,8 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 f"this model's layers cannot be counted, so no update of it can be trusted: {self._unmeasured}",
             )
             return
-        initialize_layerwise_reload(self.model)
+        with self._recording("layers could not be made ready for new weights"):
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Phase 3: read, digest, load, one tensor at a time."""
@@ -235,31 +236,41 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def finish_weight_update(self) -> None:
         """Phase 4: count, and only then let vLLM process what is left."""
-        if self._report.failure is None and self._report.digest is None:
+        if self._report.failure is None:
             with self._recording("the update cannot be finished"):
-                self._report.digest = self._receiving.finish()
-        if self._report.failure is None:
-            self._report.problems = compare_layers(self.model, self._expected)
-            if self._report.problems:
-                self._fail(FailureReason.COVERAGE_FAILED, summarise(self._report.problems))
-        if self._report.failure is None:
-            finalize_layerwise_reload(self.model, self.model_config)
-            if current_platform.is_cpu():
-                process_tied(self.model)
-            self._report.finished = True
-            self._forget_copy()
+                self._finish()
+
+    def _finish(self) -> None:
+        if self._report.digest is None:
+            self._report.digest = self._receiving.finish()
+        self._report.problems = compare_layers(self.model, self._expected)
+        if self._report.problems:
+            raise CheckpointError(FailureReason.COVERAGE_FAILED, summarise(self._report.problems))
+        finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu():
+            process_tied(self.model)
+        self._report.finished = True
+        self._forget_copy()
 
     def _fail(self, reason: FailureReason, message: str) -> None:
         self._report.fail(reason, message)
-        self._receiving.close()  # nobody must wait for this rank
-        abandon(self.model)
+        self._put_away()
+
+    def _put_away(self) -> None:
+        """What was begun. That it fails must not end the RPC either; the report says it where nothing else failed."""
+        try:
+            self._receiving.close()  # nobody must wait for this rank
+            abandon(self.model)
+        except Exception as error:
+            logger.exception("rollfleet: an update could not be put away")
+            words = f"an update could not be put away: {type(error).__name__}: {error}"
+            self._report.fail(FailureReason.TRANSFER_FAILED, words)
 
     def reset(self) -> None:
-        """Forget an update that did not finish; the weights may then be a mixture."""
-        self._receiving.close()
-        abandon(self.model)
-        self.reset_weight_update_target()
+        """Forget an update that did not finish; the weights may then be a mixture. The report says if it cannot be."""
         self._report = Report()
+        self._put_away()
+        self.reset_weight_update_target()
 
     def report(self) -> dict[str, Any]:
         """What happened since the last start."""

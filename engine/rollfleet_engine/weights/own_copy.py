@@ -31,7 +31,11 @@ class OwnCopy:
         self._ended = False  # the thread touches no file any more
         self._failure: CheckpointError | None = None
         self._thread = threading.Thread(target=self._work, name="rollfleet-own-copy", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no room for a thread
+            self._failure = CheckpointError(FailureReason.CHECKPOINT_INVALID, f"cannot be staged here: {error}")
+            self._ended = True
 
     @property
     def digest(self) -> str:
