@@ -38,5 +38,5 @@ def within(seconds: float, name: str, call: Callable[[], _T], late: Callable[[_T
         raise HangingError("no time is left for it")
     work = begin(name, call, late)
     if not work.done(seconds) and work.give_up():
-        raise HangingError(f"no answer within {seconds:g} s")
+        raise HangingError(f"no answer within {round(seconds, 1):g} s")
     return work.result()
