@@ -3,11 +3,11 @@
 python -m devtools.conformance_page [--check]
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from devtools.generated_page import write_or_check
 from rollfleet_cli.conformance.checks.catalogue import CHECKS, ENGINE_CHECKS, NOT_TRIED, UPDATE_CHECKS
 
 PAGE = Path("docs/conformance.md")
@@ -48,19 +48,7 @@ def render(page: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """0: written, or nothing to write; 1: --check found a difference."""
-    parser = argparse.ArgumentParser(description="Write the tables of docs/conformance.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")
-    check = parser.parse_args(arguments).check
-    old = PAGE.read_text(encoding="utf-8")
-    new = render(old)
-    if new == old:
-        return 0
-    if check:
-        print(f"{PAGE}: not as `make generate` would write it", file=sys.stderr)
-        return 1
-    PAGE.write_text(new, encoding="utf-8")
-    print(f"wrote {PAGE}")
-    return 0
+    return write_or_check(PAGE, render, arguments)
 
 
 if __name__ == "__main__":

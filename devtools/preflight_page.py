@@ -5,13 +5,13 @@ python -m devtools.preflight_page [--check]
 Each row is one example: a container in which one thing is wrong, judged by the launcher's own functions.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from devtools.generated_page import write_or_check
 from rollfleet_engine.launch.dialects import dialect_of
 from rollfleet_engine.launch.facts import (
     AscendSoftware,
@@ -210,19 +210,7 @@ def render(page: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """0: written, or nothing to write; 1: --check found a difference."""
-    parser = argparse.ArgumentParser(description="Write the tables of docs/preflight.md.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where the page differs")
-    check = parser.parse_args(arguments).check
-    old = PAGE.read_text(encoding="utf-8")
-    new = render(old)
-    if new == old:
-        return 0
-    if check:
-        print(f"{PAGE}: not as `make generate` would write it", file=sys.stderr)
-        return 1
-    PAGE.write_text(new, encoding="utf-8")
-    print(f"wrote {PAGE}")
-    return 0
+    return write_or_check(PAGE, render, arguments)
 
 
 if __name__ == "__main__":
