@@ -26,7 +26,7 @@ from rollfleet_engine.guard.ports import EngineAdapter
 from rollfleet_engine.guard.service import GuardService
 from rollfleet_engine.simulator.__main__ import PACE_DEFAULT_MS
 from rollfleet_engine.simulator.adapter import SimulatorAdapter
-from rollfleet_engine.simulator.app import Settings, build_app
+from rollfleet_engine.simulator.app import Settings, build_app, heap_frozen
 from rollfleet_engine.simulator.core import Core
 from rollfleet_engine.simulator.requests import Limits
 from rollfleet_engine.simulator.weights import load_model
@@ -50,8 +50,9 @@ class Null:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            for _ in range(2):
-                await send({"type": f"{(await receive())['type']}.complete"})
+            async with heap_frozen(self):
+                for _ in range(2):
+                    await send({"type": f"{(await receive())['type']}.complete"})
             return
         while (await receive()).get("more_body"):
             pass
@@ -64,8 +65,10 @@ def engine(kind: str, folder: Path) -> tuple[Any, EngineAdapter]:
     make_simulated(folder / "models", checkpoints=1, seed=1)
     model = folder / "models" / folder_name(0)
     core = Core(load_model(model), float(PACE_DEFAULT_MS) / 1000, lambda: True)
-    app = Null() if kind == "null" else build_app(core, Settings(str(model), Limits("policy", 2048), False))
-    return app, SimulatorAdapter(core, str(model))
+    adapter = SimulatorAdapter(core, str(model))
+    if kind == "null":
+        return Null(), adapter
+    return build_app(core, Settings(str(model), Limits("policy", 2048), False), heap_frozen), adapter
 
 
 def guarded(app: AsgiApp, adapter: EngineAdapter, folder: Path) -> GuardedApp:

@@ -23,7 +23,7 @@ from rollfleet_engine.guard.checkpoints import CheckpointStager, Stager
 from rollfleet_engine.guard.middleware import GuardedApp
 from rollfleet_engine.guard.ports import EngineAdapter
 from rollfleet_engine.simulator.adapter import PacedStager, SimulatorAdapter
-from rollfleet_engine.simulator.app import Settings, build_app, print_routes
+from rollfleet_engine.simulator.app import Settings, build_app, heap_frozen, print_routes
 from rollfleet_engine.simulator.core import Core
 from rollfleet_engine.simulator.faulty import COUNTS_OPTION, Faults, faults_of
 from rollfleet_engine.simulator.process import CoreProcess
@@ -97,7 +97,8 @@ def _engine(arguments: argparse.Namespace, process: CoreProcess) -> tuple[Core, 
         arguments.tensor_parallel_size * arguments.pipeline_parallel_size,
     )
     limits = Limits(arguments.served_model_name, _model_len(arguments), arguments.max_logprobs)
-    app = build_app(core, Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details))
+    settings = Settings(str(arguments.model), limits, arguments.enable_prompt_tokens_details)
+    app = build_app(core, settings, heap_frozen)
     print_routes(app)
     return core, app
 

@@ -1,9 +1,10 @@
 """The simulator's HTTP surface: the route table of vLLM 0.27.1."""
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Lifespan
 
 from rollfleet_engine.simulator.answers import DONE, Chat, Completion, model_list, prompt_logprobs, sse, usage
 from rollfleet_engine.simulator.core import Core, CoreDeadError, End, Generation, Step, TooManyRequestsError
@@ -226,7 +228,17 @@ def _overloaded(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": {"message": str(error), "type": "Overloaded", "param": None, "code": 503}}, 503)
 
 
-def build_app(core: Core, settings: Settings) -> Starlette:
+@asynccontextmanager
+async def heap_frozen(_: Any) -> AsyncIterator[None]:
+    """A lifespan that, as vLLM's does (server_utils.lifespan, 0.23 to 0.32), leaves what the start has made out of
+    every later collection: torch and the rest are 200,000 objects, which would cost each request 150 us under load.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+
+
+def build_app(core: Core, settings: Settings, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
     """The application that the guard stands in front of."""
     simulator = Simulator(core, settings)
     handlers: dict[tuple[str, str], Handler] = {
@@ -247,6 +259,7 @@ def build_app(core: Core, settings: Settings) -> Starlette:
     routes = [_route(method, path, handler) for (method, path), handler in handlers.items()]
     return Starlette(
         routes=routes,
+        lifespan=lifespan,
         exception_handlers={
             RequestError: _refused,
             CoreDeadError: _died,
