@@ -1,11 +1,11 @@
 """`make bench-pauses`: what digest and coverage take of a pause of real vLLM on the CPU.
 
-python -m tests.bench.pauses [-n UPDATES] [--layers N]
+python -m tests.bench.pauses [-n ROUNDS] [--layers N]
 
-Updates from checkpoints of a Qwen3 whose layers are as wide as those of Qwen3-0.6B, in float32, 50 MiB each. There is
-no switch in the product that leaves digest or coverage out, so there is no run without them; the worker's own calls of
-them are clocked (timed_worker.py). A pause is here what the guard calls while the gate is closed: pause, vLLM's four
-phases as the adapter records them, dropping of caches, resuming, and the probe. Ends with 1 above a tenth of it.
+Updates from checkpoints of a Qwen3 whose layers are as wide as those of Qwen3-0.6B, in float32, 50 MiB each, by turns
+with digest and coverage and without them; the product has no such switch, the benchmark's own worker extension has
+(unchecked_worker.py). A pause is here what the guard calls while the gate is closed: pause, vLLM's four phases as the
+adapter records them, dropping of caches, resuming, and the probe. Ends with 1 where they are above a tenth of it.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ def write_model(tiny: Path, folder: Path, layers: int, seed: int) -> int:
     return sum(len(tensor.data) for tensor in tensors.values())
 
 
-def one_update(engine: VllmEngine, checkpoint: Path, version: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds of each part of the pause, and seconds of digest, coverage and reading within."""
+def one_update(engine: VllmEngine, checkpoint: Path, version: int, *, checked: bool) -> dict[str, float]:
+    """Seconds of each part of the pause."""
     seconds: dict[str, float] = {}
 
     def timed(name: str, **arguments: Any) -> Any:
@@ -86,60 +87,58 @@ def one_update(engine: VllmEngine, checkpoint: Path, version: int) -> tuple[dict
         seconds[name] = time.perf_counter() - began
         return answer
 
+    engine.call("workers", method="leave_out", arguments=[not checked])
     timed("pause")
-    before = spent(engine)
     done = engine.call("update", path=str(checkpoint), version=version)  # stages too, which is before the pause
-    after = spent(engine)
     seconds |= done["phase_seconds"]
     timed("reset_caches")
     timed("resume")
     timed("probe", tokens=PROBE_TOKENS)
-    return seconds, {kind: after[kind] - before[kind] for kind in after}
+    return {name: seconds[name] for name in PARTS}
 
 
-def spent(engine: VllmEngine) -> dict[str, float]:
-    """Of the one worker, since it started."""
-    ((report,),) = [engine.call("reports")]
-    found: dict[str, float] = report["spent"]
-    return found
-
-
-def measure(updates: int, layers: int, root: Path) -> tuple[int, list[dict[str, float]], list[dict[str, float]]]:
-    """Bytes of the weights, and both sides of every update after the first."""
+def measure(rounds: int, layers: int, root: Path) -> tuple[int, dict[bool, list[dict[str, float]]]]:
+    """Bytes of the weights, and the pauses of both sides in every round after the first, checked ones under True."""
     tiny = tiny_model("--checkpoints", "3", "--shards", "2") / "base"
     size = 0
     for name, seed in (("base", 0), ("step-1", 1), ("step-2", 2)):
         size = write_model(tiny, root / name, layers, seed)
     paths = {"PYTHONPATH": f"{source_path()}{os.pathsep}{ROOT}"}
-    extension = {"worker_extension_cls": "tests.bench.timed_worker.TimedExtension"}
-    parts, within = [], []
+    extension = {"worker_extension_cls": "tests.bench.unchecked_worker.UncheckedExtension"}
+    pauses: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     with VllmEngine(root / "base", root / "vllm.log", paths, **extension) as engine:
-        for version in range(1, updates + 2):
-            seconds, inside = one_update(engine, root / f"step-{1 + version % 2}", version)
-            if version > 1:  # the first one warms up
-                parts.append(seconds)
-                within.append(inside)
-    return size, parts, within
+        for place in range(rounds + 1):  # the first one warms up
+            for which, checked in enumerate((True, False) if place % 2 else (False, True)):
+                version = 2 * place + which + 1
+                pause = one_update(engine, root / f"step-{1 + version % 2}", version, checked=checked)
+                if place:
+                    pauses[checked].append(pause)
+    return size, pauses
 
 
 def main() -> int:
     """0 where digest and coverage take a tenth of the pause or less."""
     parser = argparse.ArgumentParser(prog="tests.bench.pauses", description="digest and coverage inside a pause")
-    parser.add_argument("-n", "--updates", type=int, default=10)
+    parser.add_argument("-n", "--rounds", type=int, default=10)
     parser.add_argument("--layers", type=int, default=6)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:
-        size, parts, within = measure(arguments.updates, arguments.layers, Path(root))
-    totals = [sum(each[name] for name in PARTS) for each in parts]
-    shares = [(each["digest"] + each["coverage"]) / total for each, total in zip(within, totals, strict=True)]
-    print(f"{size >> 20} MiB, {len(parts)} updates; seconds, median (min to max)")
-    rows = {name: [each[name] for each in parts] for name in PARTS} | {"whole pause": totals}
-    rows |= {f"of it {kind}": [each[kind] for each in within] for kind in within[0]}
-    for name, values in rows.items():
-        print(f"  {name:<16} {statistics.median(values):8.4f} ({min(values):.4f} to {max(values):.4f})")
+        size, pauses = measure(arguments.rounds, arguments.layers, Path(root))
+    print(f"{size >> 20} MiB, {arguments.rounds} rounds; seconds, median (min to max), with the checks and without")
+    for name in PARTS:
+        print(f"  {name:<13} {told(pauses, lambda each, name=name: each[name])}")  # type: ignore[misc]
+    print(f"  {'whole pause':<13} {told(pauses, lambda each: sum(each.values()))}")
+    totals = {checked: [sum(each.values()) for each in found] for checked, found in pauses.items()}
+    shares = [1 - less / more for more, less in zip(totals[True], totals[False], strict=True)]
     share = statistics.median(shares)
     print(f"digest and coverage are {share:.1%} of the pause ({min(shares):.1%} to {max(shares):.1%})")
     return 0 if share <= MOST_SHARE else 1
+
+
+def told(pauses: dict[bool, list[dict[str, float]]], value: Callable[[dict[str, float]], float]) -> str:
+    """Both sides of one figure."""
+    sides = [[value(each) for each in pauses[checked]] for checked in (True, False)]
+    return "   ".join(f"{statistics.median(each):8.4f} ({min(each):.4f} to {max(each):.4f})" for each in sides)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,9 @@ class Driver:
     async def reports(self) -> Any:
         return await self.engine.collective_rpc("rollfleet_report")
 
+    async def workers(self, method: str, arguments: list[Any]) -> Any:
+        return await self.engine.collective_rpc(method, args=tuple(arguments))
+
     async def weight_version(self) -> Any:
         return await self.engine.get_weight_version()
 
