@@ -101,6 +101,8 @@ class Push(Request):
     """
 
     sender: Sender
+    # Which of the account's processes: what it says in pushes.HOLDER_HEADER. Empty: they are not told apart.
+    holder: Annotated[str, Field(max_length=512)] = ""
     backend: Annotated[str, Field(min_length=1, max_length=64)]
     rank_offset: Annotated[int, Field(ge=1)]  # of this engine's first worker in the trainer's group
     world_size: Annotated[int, Field(ge=2)]  # of the group: the trainer and all workers of all engines

@@ -46,6 +46,7 @@ LONGEST_WORDS = 1000
 HCCL_ID_BYTES = 4108  # of hcclUniqueId (vllm_ascend/distributed/device_communicators/pyhccl_wrapper.py)
 LONGEST_PICKLE = 12 << 20  # characters, of what vLLM's HTTP client makes of its handles
 MOST_NPUS = 4096  # that one tensor or buffer has handles for: all NPUs that a trainer's ranks are on
+HOLDER_HEADER = "X-Rollfleet-Holder"  # of each native call: holderIdentity of the sender's Lease, as Push names it
 MOST_SETTINGS = 32  # of an update call, beside the tensors
 
 BufferBytes = Annotated[int, Field(ge=SMALLEST_BUFFER, le=LARGEST_BUFFER, multiple_of=8)]

@@ -96,6 +96,7 @@ class Operation(Answer):
     status: OperationStatus
     seconds: float = 0.0  # duration so far, or in all
     progress: Words = ""
+    pushed: bool = False  # of a Transfer: a trainer sends, and a newer epoch does not wait for it
     failure: Failure | None = None
 
 

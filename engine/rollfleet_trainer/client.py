@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from rollfleet_protocol.ipc import plain_handles
+from rollfleet_protocol.pushes import HOLDER_HEADER
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.words import visible
 from rollfleet_trainer.errors import TransferError
@@ -25,14 +26,23 @@ LONGEST_WORDS = 1000
 class GuardClient:
     """Keeps vLLM's VLLMWeightSyncClient protocol (distributed/weight_transfer/base.py) towards one guard.
 
-    `token` is asked for each call: tokens live 15 minutes. `timeout_s` bounds each call. Every method raises
-    TransferError with the engine's own words.
+    `token` is asked for each call: tokens live 15 minutes. `holder` is the sender's Lease's holderIdentity, where
+    there is one. `timeout_s` bounds each call. Every method raises TransferError with the engine's own words.
     """
 
     def __init__(
-        self, url: str, token: Callable[[], str], *, ca: str, server_name: str, timeout_s: float, name: str = ""
+        self,
+        url: str,
+        token: Callable[[], str],
+        *,
+        ca: str,
+        server_name: str,
+        timeout_s: float,
+        name: str = "",
+        holder: str = "",
     ) -> None:
         self._token = token
+        self._holder = holder
         self._server_name = server_name
         self.name = name or urlsplit(url).netloc
         context = ssl.create_default_context(cadata=ca)
@@ -64,6 +74,8 @@ class GuardClient:
 
     def _post(self, route: str, body: dict[str, Any]) -> None:
         headers = {"Authorization": f"Bearer {self._token()}", "Host": self._server_name}
+        if self._holder:
+            headers[HOLDER_HEADER] = self._holder
         try:
             answer = self._http.post(
                 f"/{route}", json=body, headers=headers, extensions={"sni_hostname": self._server_name}

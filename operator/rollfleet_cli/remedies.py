@@ -124,6 +124,14 @@ FAILED = {  # an update, or what holds it up
     "EnginesLost": Remedy(
         "all engines of the update restarted or vanished", "find out why they did: the events tell; " + AGAIN
     ),
+    "SenderMissing": Remedy(
+        "no trainer that may send this version holds the fleet's sender Lease and offers it",
+        "start the trainer, or let it offer this version; the fleet's spec.trainers names who may; " + AGAIN,
+    ),
+    "SenderLost": Remedy(
+        "the trainer stopped renewing its Lease, gave up, or lost it to another one, before all had the weights",
+        "the trainer's own log tells why; it sends a higher version, or `rollfleet retry` waits for it again",
+    ),
     "EngineUnreachable": Remedy(
         "an engine that may be open does not answer, so nobody can say that all are closed",
         "mend the network between the operator and port 8001, or delete the engine's pod",

@@ -53,6 +53,7 @@ CHILDREN = (
     ROLE_BINDINGS,
     DEPLOYMENTS,
     NETWORK_POLICIES,
+    LEASES,
 )  # what decisions apply, besides pods
 
 

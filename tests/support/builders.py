@@ -23,9 +23,9 @@ from rollfleet_operator.api.weightversion import (
     WeightVersionSpec,
     WeightVersionStatus,
 )
+from rollfleet_operator.core.fitness import NEEDED
 from rollfleet_operator.core.objects.pod import template_hash
 from rollfleet_operator.core.observed import ContainerState, GuardView, Observed, PodView, Settings
-from rollfleet_operator.core.preparing import NEEDED
 from rollfleet_protocol.state import (
     EngineState,
     Facts,
@@ -52,7 +52,15 @@ FACTS = Facts(
     engine_version="0.1.0",
     model="/rollfleet/model/Qwen3",
     world_size=1,
-    capabilities=(*NEEDED, "pause/abort", "pause/wait", "pause/keep"),
+    capabilities=(
+        "source/Checkpoint",
+        "source/Trainer",
+        "backend/gloo",
+        *NEEDED,
+        "pause/abort",
+        "pause/wait",
+        "pause/keep",
+    ),
 )
 
 

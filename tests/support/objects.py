@@ -21,9 +21,11 @@ from rollfleet_operator.api.weightversion import (
     Phase,
     PhaseSeconds,
     Progress,
+    SenderRecord,
     Target,
     WeightVersionStatus,
 )
+from rollfleet_protocol.state import DigestSource
 
 THEN = datetime(2026, 11, 29, 12, 0, 0, tzinfo=UTC)
 DIGEST = f"sha256:{'ab' * 32}"
@@ -97,6 +99,7 @@ def full_weight_version_status() -> WeightVersionStatus:
         checkpoint="step-41",
         outcome=Outcome.ACTIVE,
         digest=DIGEST,
+        digest_source=DigestSource.CHECKPOINT,
         time=THEN,
         paused_seconds="0.412",
         max_abs_logprob_diff="0.000",
@@ -132,6 +135,8 @@ def full_weight_version_status() -> WeightVersionStatus:
         progress=Progress(done=1, total=2, failed=(failed,), time=THEN),
         engines="1/2",
         digest=DIGEST,
+        digest_source=DigestSource.TRAINER,
+        sender=SenderRecord(holder="grpo/7f3a", service_account_name="grpo", uid="account-uid"),
         phase_seconds=PhaseSeconds(
             preparing="1.204", quiescing="0.012", transferring="0.300", verifying="0.090", opening="0.004"
         ),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rollfleet_engine.guard.machine import decide
 from rollfleet_engine.guard.states import (
+    AbandonPush,
     CancelOperation,
     DrainBegan,
     Ended,
@@ -20,10 +21,12 @@ from rollfleet_engine.guard.states import (
     Resumed,
     Start,
     Tick,
+    Touching,
     to_wire,
 )
 from rollfleet_protocol.commands import CheckpointRoot, Close, Command, Prepare, Transfer, Verify
 from rollfleet_protocol.state import (
+    DigestSource,
     EngineState,
     Failure,
     FailureReason,
@@ -31,6 +34,7 @@ from rollfleet_protocol.state import (
     ProbeResult,
     Staged,
     Transferred,
+    WeightsState,
 )
 from tests.support.builders import FACTS, digest_of
 
@@ -83,6 +87,7 @@ class EngineProcess:
         self._temper = temper
         self._rng = rng
         self._pending: Pending | None = None
+        self._sent = ("", DigestSource.TRAINER)
 
     def wire(self, now: float) -> EngineState:
         """What GET state answers; asking is a word of the operator."""
@@ -127,10 +132,31 @@ class EngineProcess:
                 self._begin(effect.operation, now)
             elif isinstance(effect, CancelOperation):
                 self._give_up(effect.operation_id)
+            elif isinstance(effect, AbandonPush) and self._pending is not None:
+                self._temper.fails[OperationName.TRANSFER] = fault(FailureReason.CANCELLED, "a newer epoch began")
+                self._pending = Pending(self._pending.operation, now)
         return decision.rejection
 
     def moved(self, before: GuardState, now: float) -> None:
         """The machine has decided; what follows is not begun yet."""
+
+    @property
+    def awaits_push(self) -> bool:
+        """Whether a trainer may begin."""
+        running = self.state.running
+        return running is not None and _is_push(running) and self.state.weights.state is not WeightsState.UPDATING
+
+    def push(self, now: float, digest: str, source: DigestSource, seconds: float) -> None:
+        """A trainer sends these bytes, and takes so long over it."""
+        running = self.state.running
+        if running is None:
+            return
+        self.apply(Touching(running.id), now)
+        self.resident = "sha256:garbage"
+        self._sent = (digest, source)
+        if now + seconds < running.started + _deadline_s(running):
+            self._temper.fails.pop(running.name, None)
+            self._pending = Pending(running, now + seconds)
 
     def _give_up(self, operation_id: int) -> None:
         if self._pending is not None and self._pending.operation.id == operation_id:
@@ -139,8 +165,13 @@ class EngineProcess:
     def _begin(self, operation: OperationRecord, now: float) -> None:
         if operation.name is OperationName.CLOSE:
             self.apply(Paused(), now)
-        if operation.name is OperationName.TRANSFER:
+        if operation.name is OperationName.TRANSFER and not _is_push(operation):
             self.resident = "sha256:garbage"
+        if _is_push(operation):
+            text = "the trainer did not call start_weight_update"
+            self._temper.fails[operation.name] = fault(FailureReason.DEADLINE_EXCEEDED, text)
+            self._pending = Pending(operation, operation.started + _deadline_s(operation))
+            return
         takes_s, given_s = self._temper.seconds(operation.name), _deadline_s(operation) - (now - operation.started)
         if takes_s > given_s:
             text = f"not done within {_deadline_s(operation):g} s"
@@ -160,7 +191,7 @@ class EngineProcess:
         if failure is None and isinstance(command, Verify) and max(command.probe_tokens) >= VOCABULARY:
             failure = fault(FailureReason.PROBE_FAILED, f"the model has no token {max(command.probe_tokens)}")
         if failure is not None:
-            touched = operation.name is OperationName.TRANSFER
+            touched = operation.name is OperationName.TRANSFER and self.resident == "sha256:garbage"
             self.apply(Failed(operation.id, failure, touched), now)
             return
         self.apply(Ended(operation.id, self._result(operation, str(read))), now)
@@ -178,11 +209,15 @@ class EngineProcess:
                 seconds=0.1,
             )
         if isinstance(command, Transfer):
-            self.resident = command.digest
+            digest, source = command.digest or "", DigestSource.CHECKPOINT
+            if command.push is not None:
+                digest, source = self._sent
+            self.resident = digest
             return Transferred(
                 epoch=command.epoch,
                 version=command.version,
-                digest=command.digest,
+                digest=digest,
+                digest_source=source,
                 tensors=1,
                 bytes=1,
                 layers=1,
@@ -199,6 +234,10 @@ class EngineProcess:
                 seconds=0.01,
             )
         return None
+
+
+def _is_push(operation: OperationRecord) -> bool:
+    return isinstance(operation.command, Transfer) and operation.command.push is not None
 
 
 def _deadline_s(operation: OperationRecord) -> float:

@@ -31,6 +31,7 @@ from tests.support.builders import NOW, make_settings
 from tests.support.simulated_engine import Store, Temper
 from tests.support.simulated_looks import Looks
 from tests.support.simulated_pods import Kubelet, SimulatedPod
+from tests.support.simulated_trainer import Lease
 
 PASS_S = 0.01  # what a pass takes at least
 STEP_S = 5.0  # the longest time without a pass
@@ -84,6 +85,7 @@ class World(Looks, Kubelet):
         self.news = False  # a guard told something new: the next pass comes at once
         self.hold: Callable[[Command], bool] = lambda _: False  # commands that stay on their way until `release`
         self.held: list[GuardCall] = []
+        self.lease = Lease()
         self._seen: dict[str, tuple[str, int]] = {}
         self._serial = 0
 
@@ -93,6 +95,10 @@ class World(Looks, Kubelet):
     def now(self) -> datetime:
         """The simulated time."""
         return NOW + timedelta(seconds=self.time)
+
+    def at(self, seconds: float) -> datetime:
+        """That simulated time."""
+        return NOW + timedelta(seconds=seconds)
 
     def later(self, delay_s: float, act: Callable[[], None]) -> None:
         """Do something then."""
@@ -129,6 +135,8 @@ class World(Looks, Kubelet):
             if pod.process is not None:
                 pod.process.advance(self.time)
                 self.check()
+        if self.lease.trainer is not None:
+            self.lease.trainer.act(self)
 
     # the operator --------------------------------------------------------------------------------------------------
 
@@ -144,6 +152,7 @@ class World(Looks, Kubelet):
             children=dict(self.children),
             nodes=dict(self.nodes),
             terminated=frozenset(self.terminated),
+            sender=self.lease.view(self),
         )
 
     def _operate(self) -> float | None:
@@ -248,6 +257,8 @@ class World(Looks, Kubelet):
                 # The end of its roll, and an answer to the probe that two engines give later, are all that changes.
                 changed = {"previous": status.committed.previous and known.previous}
                 changed |= {"probe": status.committed.probe} if known.probe is None else {}
+                pushed = status.committed.checkpoint is not None and known.checkpoint is None  # a copy was named since
+                changed |= {"checkpoint": status.committed.checkpoint} if pushed else {}
                 assert status.committed == known.model_copy(update=changed)
         self.check()
 

@@ -59,6 +59,10 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, list, watch, create, patch, delete]
+# Leases that trainers hold, made beforehand for fleets with spec.trainers.
+- apiGroups: [coordination.k8s.io]
+  resources: [leases]
+  verbs: [get, list, watch, create, patch, delete]
 # Certificates of the control ports. No list: other Secrets are none of its business.
 - apiGroups: [""]
   resources: [secrets]

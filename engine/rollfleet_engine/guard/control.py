@@ -39,6 +39,7 @@ from rollfleet_protocol.commands import (
     Wake,
 )
 from rollfleet_protocol.engine_config import OperatorIdentity
+from rollfleet_protocol.pushes import HOLDER_HEADER
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.state import EngineState
 from rollfleet_protocol.words import fitted
@@ -47,6 +48,7 @@ LARGEST_BODY = 1 << 20  # bytes
 BODY_TIMEOUT_S = 10.0
 LONGEST_WAIT_S = 55.0
 REQUEST_TIMEOUT_S = 75.0  # the longest poll, the longest wait for a Cancel, and some
+LONGEST_HOLDER = 512  # characters
 LONGEST_MESSAGE = 1000  # characters of a validation error
 _CALLER = "rollfleet.caller"  # in the scope: who was let in
 GONE = "Gone"  # the caller went away before it had said all
@@ -154,6 +156,10 @@ class ControlApp:
         async def endpoint(request: Request) -> Response:
             if not self._native.takes(request.scope[_CALLER], path):
                 return await self._no_route(request, HTTPException(404))
+            if words := self._native.stranger(request.headers.get(HOLDER_HEADER, "")[:LONGEST_HOLDER]):
+                told = _refused(RefusalReason.FORBIDDEN, words)
+                self._tell(request, _command_of(path), told, 0.0)
+                return told.response
             return await open_to_sender(request)
 
         return endpoint

@@ -19,7 +19,15 @@ from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession, SupersededError
 from rollfleet_engine.guard.service import GuardService, RejectedError
 from rollfleet_engine.guard.states import Rejection
-from rollfleet_protocol.pushes import MOST_TENSORS, AbortCall, FinishCall, InitCall, StartCall, UpdateCall
+from rollfleet_protocol.pushes import (
+    HOLDER_HEADER,
+    MOST_TENSORS,
+    AbortCall,
+    FinishCall,
+    InitCall,
+    StartCall,
+    UpdateCall,
+)
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_protocol.words import visible
 
@@ -99,6 +107,14 @@ class NativeRoutes:
     def takes(self, caller: Caller, path: str) -> bool:
         """Whether this path is open to this caller now."""
         return path in PATHS and self._service.is_sender(caller)
+
+    def stranger(self, holder: str) -> str:
+        """Why this process of the sender's account may not call; empty where it may."""
+        push = self._service.state_of_push()
+        if push is None or push.holder in ("", holder):
+            return ""
+        who = f"{holder!r} (header {HOLDER_HEADER})" if holder else f"a call without header {HOLDER_HEADER}"
+        return f"the sender of this update is {push.holder!r}, and this is {who}: another process of its account"
 
     async def answer(self, caller: Caller, path: str, read: Read) -> Response:
         """Of a call whose path is open to the caller. Raises RejectedError, ValidationError, and what `read` raises."""

@@ -34,7 +34,7 @@ from rollfleet_engine.guard.states import (
 from rollfleet_engine.guard.tallies import Tallies
 from rollfleet_engine.guard.turnstile import Turnstile
 from rollfleet_engine.guard.waiting import WaitingRoom
-from rollfleet_protocol.commands import Cancel, Command, Probe
+from rollfleet_protocol.commands import Cancel, Command, Probe, Push
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, OperationName, ProbeReport
 
@@ -183,6 +183,10 @@ class GuardService:
         """Whether an armed update of this epoch names this account as the one that sends the weights."""
         push = self._state.push
         return self._state.armed and push is not None and Caller(push.sender.subject, push.sender.uid) == caller
+
+    def state_of_push(self) -> Push | None:
+        """As the operator's Transfer of this epoch named it."""
+        return self._state.push
 
     @property
     def push(self) -> PushSession | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
-from rollfleet_protocol.commands import CheckpointSource, Command, Push
+from rollfleet_protocol.commands import CheckpointSource, Command, Push, Transfer
 from rollfleet_protocol.refusals import ClosedReason, RefusalReason
 from rollfleet_protocol.sleep import Sleeping, Tag
 from rollfleet_protocol.state import (
@@ -284,5 +284,6 @@ def _operation_to_wire(operation: OperationRecord, now: float) -> Operation:
         status=operation.status,
         seconds=(now if operation.ended is None else operation.ended) - operation.started,
         progress=operation.progress,
+        pushed=isinstance(operation.command, Transfer) and operation.command.push is not None,
         failure=operation.failure,
     )

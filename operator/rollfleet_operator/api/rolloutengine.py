@@ -17,7 +17,7 @@ from rollfleet_operator.api.launch import (
     launch_rules,
 )
 from rollfleet_operator.api.members import MAX_MEMBERS, Member
-from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
+from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta, ServiceAccountName
 from rollfleet_operator.api.records import Aftermath, Committed, LastFinished, Outcome, Previous
 from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
@@ -207,6 +207,13 @@ class Router(ApiModel):
     """What becomes of requests while an update has closed the gate; holds without a router too."""
 
 
+class TrainerRef(ApiModel):
+    """Who may push weights."""
+
+    service_account_name: ServiceAccountName
+    """A ServiceAccount in the fleet's own namespace."""
+
+
 class Startup(ApiModel):
     """How long an engine may take to load before it counts as not starting."""
 
@@ -244,6 +251,11 @@ class RolloutEngineSpec(
             field=".resources",
         ),
         *launch_rules(),
+        rule(
+            "!has(self.trainers) || self.trainers.size() == 0 || has(self.weightTransfer)",
+            "spec.trainers needs spec.weightTransfer: it says by which backend they push",
+            field=".trainers",
+        ),
     ),
 ):
     """Desired fleet."""
@@ -288,6 +300,15 @@ class RolloutEngineSpec(
     """Enabled: engines can give their memory to a trainer on the same NPUs."""
     weight_transfer: WeightTransfer | None = None
     """How a trainer pushes weights; absent where they come from checkpoints only."""
+    trainers: Annotated[
+        tuple[TrainerRef, ...],
+        Field(
+            max_length=16,
+            json_schema_extra=rules(x_kubernetes_list_type="map", x_kubernetes_list_map_keys=["serviceAccountName"]),
+        ),
+    ] = ()
+    """Who may push weights, over spec.weightTransfer.backend; one at a time, the holder of Lease <fleet>-sender. Who is
+    taken off the list loses the right at once."""
     features: Features = Features()
     """What engines can do beyond completing prompts."""
     engine: EngineOptions = EngineOptions()

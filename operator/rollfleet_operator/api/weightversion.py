@@ -7,17 +7,41 @@ from typing import Annotated
 from pydantic import Field
 
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
-from rollfleet_operator.api.records import Outcome, Token
-from rollfleet_operator.api.rules import discriminator_rule, rule, rules
+from rollfleet_operator.api.records import Token
+from rollfleet_operator.api.rules import rule, rules
+from rollfleet_operator.api.sources import Checkpoint, Recovery, Source, SourceType, Trainer
 from rollfleet_operator.api.update_policies import FailureType, OnFailure, Rolling, Strategy, StrategyType
-from rollfleet_operator.api.volumes import CheckpointPath
+from rollfleet_operator.api.update_records import (
+    FailedAttempt,
+    FailedEngine,
+    HistoryEntry,
+    Phase,
+    PhaseSeconds,
+    Progress,
+    SenderRecord,
+    Target,
+)
+from rollfleet_protocol.state import DigestSource
 
 __all__ = [
+    "Checkpoint",
+    "FailedAttempt",
+    "FailedEngine",
     "FailureType",
+    "HistoryEntry",
     "OnFailure",
+    "Phase",
+    "PhaseSeconds",
+    "Progress",
+    "Recovery",
     "Rolling",
+    "SenderRecord",
+    "Source",
+    "SourceType",
     "Strategy",
     "StrategyType",
+    "Target",
+    "Trainer",
     "WeightVersion",
     "WeightVersionSpec",
     "WeightVersionStatus",
@@ -29,31 +53,6 @@ class EngineRef(ApiModel):
 
     name: Annotated[str, Field(min_length=1, max_length=253)]
     """Name of the RolloutEngine."""
-
-
-class Checkpoint(ApiModel):
-    """A directory of safetensors files."""
-
-    path: CheckpointPath
-    """Relative to volumes.checkpoints of the fleet."""
-
-
-class SourceType(StrEnum):
-    """Where the weights come from."""
-
-    CHECKPOINT = "Checkpoint"
-
-
-class Source(
-    ApiModel,
-    json_schema_extra=rules(discriminator_rule("spec.source", "Checkpoint", "checkpoint")),
-):
-    """Discriminated union of sources."""
-
-    type: SourceType
-    """Which member is set."""
-    checkpoint: Checkpoint | None = None
-    """For type Checkpoint."""
 
 
 class PauseMode(StrEnum):
@@ -118,6 +117,17 @@ class WeightVersionSpec(
             forbidden=True,
         ),
         rule(
+            "self.source.type == 'Trainer' || !has(self.recovery)",
+            "spec.recovery is only for spec.source.type Trainer: a checkpoint is its own copy",
+            field=".recovery",
+            forbidden=True,
+        ),
+        rule(
+            "self.source.type != 'Trainer' || self.strategy.type == 'Atomic'",
+            "spec.strategy.type Rolling is only for spec.source.type Checkpoint: a trainer sends once to all engines",
+            field=".strategy.type",
+        ),
+        rule(
             "self.pause.mode != 'wait' || self.pause.drainTimeoutSeconds < self.deadlines.quiesceSeconds",
             "spec.pause.drainTimeoutSeconds must be less than spec.deadlines.quiesceSeconds: what still runs then is "
             "aborted within the rest",
@@ -158,6 +168,9 @@ class WeightVersionSpec(
     """Free label of the trainer, such as its training step."""
     source: Source
     """Where the weights come from. Changes only together with version."""
+    recovery: Recovery | None = None
+    """For source.type Trainer: a stored copy, which late joiners and a rollback read. Without one they wait for the
+    next push. May be set later, at the same version, once the copy is complete."""
     pause: Pause = Pause()
     """What happens to requests in flight."""
     verify: VerifySpec = VerifySpec()
@@ -173,109 +186,6 @@ class WeightVersionSpec(
     """Seconds that each phase may take. With onFailure Retry each attempt has them anew."""
     retry_request: Annotated[str, Field(max_length=253, pattern=ONE_LINE)] = ""
     """Any new string retries a version that failed; attempts then count from 1."""
-
-
-class Phase(StrEnum):
-    """A print of the conditions, in the order of an update."""
-
-    PENDING = "Pending"
-    PREPARING = "Preparing"
-    QUIESCING = "Quiescing"
-    TRANSFERRING = "Transferring"
-    VERIFYING = "Verifying"
-    OPENING = "Opening"
-    ACTIVE = "Active"
-    FAILED = "Failed"
-
-
-class Target(ApiModel):
-    """An engine of the update, frozen at Quiesced."""
-
-    name: str
-    """Its pod."""
-    incarnation: str
-    """Process of the engine; new at each start."""
-    url: str
-    """Its control port."""
-    rank_offset: int
-    """First rank of its workers in a group with the trainer as rank 0."""
-    world_size: int
-    """Its workers."""
-
-
-class FailedEngine(ApiModel):
-    """An engine that holds the update up, in its own words."""
-
-    name: str
-    """Its pod."""
-    reason: str
-    """Cause, in CamelCase."""
-    message: str
-    """The engine's own text, naming file, tensor or layer."""
-
-
-class Progress(ApiModel):
-    """Engines done with the current step. Written at most once a second."""
-
-    done: int = 0
-    """Engines that finished the step."""
-    total: int = 0
-    """Engines that must."""
-    failed: Annotated[tuple[FailedEngine, ...], Field(max_length=10)] = ()
-    """Those that hold it up, ten at most."""
-    time: datetime | None = None
-    """When this was written."""
-
-
-class FailedAttempt(ApiModel):
-    """The attempt before the present one."""
-
-    attempt: int
-    """Its number."""
-    reason: str
-    """Cause, in CamelCase."""
-    message: str = ""
-    """Why it failed."""
-
-
-class PhaseSeconds(ApiModel):
-    """How long each phase took, in seconds as decimals; empty until it ended."""
-
-    preparing: str = ""
-    """While serving went on."""
-    quiescing: str = ""
-    """Closing and draining."""
-    transferring: str = ""
-    """Loading."""
-    verifying: str = ""
-    """Cache reset and probe, until the commit."""
-    opening: str = ""
-    """Until every gate was open."""
-
-
-class HistoryEntry(ApiModel):
-    """One ended update."""
-
-    version: int
-    """Version that was asked for."""
-    engine_uid: str = ""
-    """metadata.uid of the RolloutEngine: one that is made again under the name has no part in this."""
-    step: str = ""
-    """The trainer's label."""
-    checkpoint: str = ""
-    """Path below volumes.checkpoints."""
-    outcome: Outcome
-    """How it ended."""
-    digest: str = ""
-    """Digest of the version, where it came so far."""
-    time: datetime
-    """When it ended."""
-    paused_seconds: str = ""
-    """How long the fleet answered nothing, in seconds."""
-    max_abs_logprob_diff: str = ""
-    """Largest difference between two engines' probes."""
-    message: str = ""
-    """Why, where it failed."""
 
 
 class WeightVersionStatus(ApiModel):
@@ -315,12 +225,16 @@ class WeightVersionStatus(ApiModel):
     """When the first gate was seen closed."""
     targets: Annotated[tuple[Target, ...], Field(max_length=1000)] = ()
     """Engines of the update, frozen at Quiesced."""
+    sender: SenderRecord | None = None
+    """Of a source of type Trainer: who sends, from Quiesced on. It alone may use the engines' transfer routes."""
     progress: Progress = Progress()
     """Engines done with the current step."""
     engines: str = ""
     """Engines that hold this version of all, as n/m."""
     digest: str = ""
     """Digest of the version, on which all engines agree."""
+    digest_source: DigestSource | None = None
+    """Who vouches for it. Checkpoint: the files. Trainer: it said what it sent. EnginesOnly: nobody but the engines."""
     phase_seconds: PhaseSeconds = PhaseSeconds()
     """How long each phase took."""
     paused_seconds: str = ""

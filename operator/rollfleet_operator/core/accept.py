@@ -12,7 +12,7 @@ from itertools import chain
 
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine, WhenClosedType
 from rollfleet_operator.api.volumes import VolumeSource
-from rollfleet_operator.api.weightversion import FailureType, PauseMode, WeightVersion
+from rollfleet_operator.api.weightversion import FailureType, PauseMode, SourceType, StrategyType, WeightVersion
 from rollfleet_operator.core.objects.pod import engine_config
 from rollfleet_operator.core.observed import Settings
 from rollfleet_operator.core.reasons import Reason
@@ -155,7 +155,6 @@ def judge_weight_version(
     weight_version: WeightVersion, fleet: RolloutEngine, charge: WeightVersion | None, committed: Committed | None
 ) -> Verdict:
     """Whether this WeightVersion may lead the fleet."""
-    spec = weight_version.spec
     if charge is not None and charge.metadata.uid != weight_version.metadata.uid:
         cure = f"raise spec.version of {charge.metadata.name!r}, or delete it"
         who = f"WeightVersion {charge.metadata.name!r} is in charge of {fleet.metadata.name!r}"
@@ -163,22 +162,45 @@ def judge_weight_version(
         return _refused(Reason.ANOTHER_WEIGHT_VERSION, text)
     if weight_version.unreadable:
         return _refused(Reason.INVALID_SPEC, weight_version.unreadable)
-    if spec.source.checkpoint is None:
-        return _refused(Reason.INVALID_SPEC, "spec.source.checkpoint is missing for type Checkpoint")
-    fault = path_fault(spec.source.checkpoint.path)
-    if fault:
-        return _refused(Reason.INVALID_SPEC, f"spec.source.checkpoint.path {fault}")
-    if fleet.spec.volumes.checkpoints is None:
-        fleet_name = fleet.metadata.name
-        cure = "set it to the volume that holds the checkpoints"
-        text = f"spec.source.checkpoint needs spec.volumes.checkpoints of RolloutEngine {fleet_name!r}: {cure}"
-        return _refused(Reason.INVALID_SPEC, text)
     return (
-        _judge_pause(weight_version)
+        _judge_source(weight_version, fleet)
+        or _judge_pause(weight_version)
         or _judge_version(weight_version, committed)
         or _judge_rollback(weight_version, committed)
         or ACCEPTED
     )
+
+
+def _judge_source(weight_version: WeightVersion, fleet: RolloutEngine) -> Verdict | None:
+    spec, fleet_name = weight_version.spec, fleet.metadata.name
+    pushed = spec.source.type is SourceType.TRAINER
+    checkpoint, field = spec.source.checkpoint, "spec.source.checkpoint"
+    if pushed:
+        fault = _push_fault(weight_version, fleet)
+        if fault:
+            return _refused(Reason.INVALID_SPEC, fault)
+        checkpoint, field = None if spec.recovery is None else spec.recovery.checkpoint, "spec.recovery.checkpoint"
+    if checkpoint is None:
+        return None if pushed else _refused(Reason.INVALID_SPEC, f"{field} is missing for type Checkpoint")
+    if fault := path_fault(checkpoint.path):
+        return _refused(Reason.INVALID_SPEC, f"{field}.path {fault}")
+    if fleet.spec.volumes.checkpoints is None:
+        cure = "set it to the volume that holds the checkpoints"
+        text = f"{field} needs spec.volumes.checkpoints of RolloutEngine {fleet_name!r}: {cure}"
+        return _refused(Reason.INVALID_SPEC, text)
+    return None
+
+
+def _push_fault(weight_version: WeightVersion, fleet: RolloutEngine) -> str:
+    """Why nobody may push this; empty where somebody may."""
+    who = f"RolloutEngine {fleet.metadata.name!r}"
+    if not fleet.spec.trainers:
+        return f"spec.source.type Trainer needs spec.trainers of {who}: name the trainer's ServiceAccount there"
+    if fleet.spec.weight_transfer is None:
+        return f"spec.source.type Trainer needs spec.weightTransfer of {who}: it says by which backend trainers push"
+    if weight_version.spec.strategy.type is not StrategyType.ATOMIC:
+        return "spec.strategy.type Rolling is only for spec.source.type Checkpoint: a trainer sends once to all engines"
+    return ""
 
 
 def _judge_pause(weight_version: WeightVersion) -> Verdict | None:

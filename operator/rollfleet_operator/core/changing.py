@@ -19,11 +19,13 @@ from enum import StrEnum
 
 from rollfleet_operator.api.rolloutengine import Committed, Previous
 from rollfleet_operator.api.weightversion import FailedEngine, Phase, StrategyType, Target, WeightVersionStatus
-from rollfleet_operator.core.moves import Move, Update, failed, hold_up, in_short, overdue, progress
+from rollfleet_operator.core.moves import Move, Update, failed, hold_up, in_short, overdue, progress, with_record
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
+from rollfleet_operator.core.pushing import is_untouched, push_command, with_digest
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.references import to_record
+from rollfleet_operator.core.sender import loss
 from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import Command, Transfer, Verify
@@ -88,13 +90,31 @@ def transfer(update: Update) -> Move:
     if move is not None:
         return move
     if all(seat.at_rest for seat in seats):
-        # Verify is given in the pass that records the phase: whoever is Loaded stays so, whatever becomes of the write.
-        _verify_all(update, seats, update.weight_version.spec.deadlines.verify_seconds)
-        return Move(update.enter(Phase.VERIFYING, _told(update, seats)))
+        return _transferred(update, seats, seconds, deadline)
+    if update.pushed and (lost := loss(update)):
+        states = [find_target(update, target)[1] for target in update.status.targets]
+        return Move(_told(update, seats), failed(Reason.SENDER_LOST, lost), untouched=is_untouched(update, states))
     for seat in seats:
         if seat.standing is Standing.WORKING and seat.engine is not None:
             _give(update, seat, deadline)
     return Move(_told(update, seats))
+
+
+def _transferred(update: Update, seats: list[Seat], seconds: int, deadline: Deadline) -> Move:
+    """All that can have it. Verify is given in the pass that records the phase: whoever is Loaded stays so, whatever
+    becomes of the write."""
+    if update.pushed:
+        held = [(seat.target.name, state) for seat in seats if (state := _state(seat)) is not None]
+        found = with_digest(update, held)
+        if isinstance(found, Move):
+            return found
+        update = with_record(update, found)
+        seats = [_seat(update, seat.target, OperationName.TRANSFER) for seat in seats]
+        move = _judge(update, seats, seconds, deadline, "Transferring")
+        if move is not None:
+            return move
+    _verify_all(update, seats, update.weight_version.spec.deadlines.verify_seconds)
+    return Move(update.enter(Phase.VERIFYING, _told(update, seats)))
 
 
 def verify(update: Update) -> Move:
@@ -130,7 +150,7 @@ def _commit(update: Update, seats: list[Seat], odd: frozenset[str]) -> Committed
     return Committed(
         version=update.version,
         digest=update.status.digest,
-        checkpoint=update.path,
+        checkpoint=update.path or None,
         weight_version_uid=update.weight_version.metadata.uid,
         time=update.now,
         excluded=tuple(seat.target.incarnation for seat in seats if seat.target.name in odd),
@@ -198,8 +218,9 @@ def _standing(update: Update, target: Target, engine: Engine, state: EngineState
             target, engine, Standing.FAILED, Reason.UNCERTAIN, "the guard no longer knows what the engine holds"
         )
     if _holds_it(update, state, step):
-        if weights.digest != update.status.digest:
-            text = f"holds {weights.digest}, staged was {update.status.digest}"
+        expected = update.status.digest  # of a push it is not known before all hold the weights
+        if expected and weights.digest != expected:
+            text = f"holds {weights.digest}, not {expected}"
             return Seat(target, engine, Standing.FAILED, Reason.DIGEST_DISAGREES, text)
         probed = state.probe is not None and (state.probe.epoch, state.probe.version) == (update.epoch, update.version)
         if step is OperationName.TRANSFER or (weights.state is WeightsState.VERIFIED and probed):
@@ -253,14 +274,17 @@ def _give(update: Update, seat: Seat, deadline: Deadline) -> None:
     engine, state = find_target(update, seat.target)
     if engine is None or state is None or busy(state, update.epoch):
         return
-    command: Command = Transfer(
-        incarnation=state.incarnation,
-        epoch=update.epoch,
-        version=update.version,
-        digest=update.status.digest,
-        deadline_seconds=deadline.left_s(update.now),
-    )
-    update.work.give(engine, command)
+    command: Command | None = push_command(update, seat.target, state, deadline)
+    if not update.pushed:
+        command = Transfer(
+            incarnation=state.incarnation,
+            epoch=update.epoch,
+            version=update.version,
+            digest=update.status.digest,
+            deadline_seconds=deadline.left_s(update.now),
+        )
+    if command is not None:
+        update.work.give(engine, command)
 
 
 def _verify_all(update: Update, seats: list[Seat], seconds: float) -> None:

@@ -73,11 +73,12 @@ def next_epoch(update: Update) -> int:
 def fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     """Record the failure. An epoch under which something may have been touched is burnt with the same write."""
     status, policy = update.status, update.weight_version.spec.on_failure
-    touched = status.phase in TOUCHED
+    touching = status.phase in TOUCHED
+    touched = touching and not move.untouched
     if touched and status.attempt < policy.attempts:
         return _try_again(update, move, ending)
-    epoch = next_epoch(update) if touched else update.record.epoch
-    ending, aftermath = _with_aftermath(update, ending)
+    epoch = next_epoch(update) if touching else update.record.epoch
+    ending, aftermath = _with_aftermath(update, ending, touched=touched)
     record = replace(update.record, epoch=epoch, last_finished=last_finished(update, update.version, ending, aftermath))
     told = with_history(update, enter(move.status, Phase.FAILED, update.now), ending)
     held = ending.message if aftermath is Aftermath.HELD else ""
@@ -96,6 +97,8 @@ def _try_again(update: Update, move: Move, ending: Ending) -> UpdatePlan:
             "last_attempt": why,
             "targets": (),
             "digest": "",
+            "digest_source": None,
+            "sender": None,
             "progress": Progress(),
             "phase_seconds": PhaseSeconds(),
         }
@@ -104,15 +107,14 @@ def _try_again(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     return UpdatePlan(replace(update.record, epoch=epoch), status, None)
 
 
-def _with_aftermath(update: Update, ending: Ending) -> tuple[Ending, Aftermath]:
+def _with_aftermath(update: Update, ending: Ending, *, touched: bool) -> tuple[Ending, Aftermath]:
     """What becomes of the fleet, said where the failure is told."""
     status, committed = update.status, update.record.committed
     cause = clip(ending.message, MAX_CAUSE)
     if status.attempt > 1 and status.phase in UNDER_WAY:
         cause = f"attempt {status.attempt}: {cause}"
     version = "the version before" if committed is None else f"version {committed.version}"
-    touched = status.phase in TOUCHED or status.last_attempt is not None
-    if not touched:
+    if not touched and status.last_attempt is None:
         return _told(ending, ending.reason, cause, f"no weights were touched, {version} stays"), Aftermath.REOPENED
     if update.weight_version.spec.on_failure.type is FailureType.HOLD:
         text = f"spec.onFailure is Hold: touched engines stay closed until {HELD_UNTIL}"
@@ -190,6 +192,7 @@ def with_history(update: Update, status: WeightVersionStatus, ending: Ending) ->
         checkpoint=status.checkpoint or (update.path if unnamed else ""),
         outcome=ending.outcome,
         digest=status.digest,
+        digest_source=status.digest_source,
         time=update.now,
         paused_seconds=status.paused_seconds,
         max_abs_logprob_diff=largest_difference(update) if ending.outcome is Outcome.ACTIVE else "",

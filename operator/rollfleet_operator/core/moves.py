@@ -9,6 +9,7 @@ from rollfleet_operator.api.weightversion import (
     FailedEngine,
     Phase,
     Progress,
+    SourceType,
     StrategyType,
     WeightVersion,
     WeightVersionStatus,
@@ -56,6 +57,9 @@ class Move:
     commit: Committed | None = None
     catch_up_epoch: int | None = None
     rolling: bool = False  # engines that serve the version before may go on
+    reason: str = ""  # what the phase waits for, where it is not engines
+    message: str = ""
+    untouched: bool = False  # of an end in Transferring: by the guards' own word no weights were touched
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,22 @@ class Update:
         return self.weight_version.spec.version
 
     @property
+    def pushed(self) -> bool:
+        """Whether a trainer sends the weights."""
+        return self.weight_version.spec.source.type is SourceType.TRAINER
+
+    @property
     def path(self) -> str:
-        """The checkpoint's."""
-        checkpoint = self.weight_version.spec.source.checkpoint
+        """Where the version is stored, below volumes.checkpoints; empty for what a trainer sends and nobody stored."""
+        source, recovery = self.weight_version.spec.source, self.weight_version.spec.recovery
+        checkpoint = source.checkpoint if recovery is None else recovery.checkpoint
         return "" if checkpoint is None else checkpoint.path
+
+    @property
+    def backend(self) -> str:
+        """By which a trainer sends; empty where the fleet names none."""
+        transfer = self.world.fleet.spec.weight_transfer
+        return "" if transfer is None else transfer.backend.value
 
     @property
     def min_serving(self) -> int:

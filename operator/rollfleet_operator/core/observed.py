@@ -122,6 +122,23 @@ class GuardView:
 
 
 @dataclass(frozen=True)
+class SenderView:
+    """What the sender's Lease says, and since when it has said it."""
+
+    holder: str = ""  # holderIdentity: <ServiceAccount>/<instance>; empty: nobody holds it
+    duration_s: float = 0.0  # for which it may believe that it holds the Lease, from its last renewal
+    renewed: datetime | None = None  # when the newest renewal was seen, by this operator's clock
+    offers: str = ""  # <uid of a WeightVersion>/<version>: what the holder stands ready to send
+    message: str = ""  # why the holder gave up, in its own words
+    uid: str = ""  # of its ServiceAccount; empty: there is none of that name
+
+    @property
+    def account(self) -> str:
+        """Name of its ServiceAccount."""
+        return self.holder.partition("/")[0]
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the operator was started with and decisions need."""
 
@@ -151,6 +168,7 @@ class Observed:
     children: dict[str, Any] = field(
         default_factory=dict
     )  # "Kind/name" -> content hash last applied, for children other than pods
+    sender: SenderView = field(default_factory=SenderView)
     nodes: dict[str, NodeView] = field(default_factory=dict)  # those of engines that do not answer, as far as known
     terminated: frozenset[str] = frozenset()  # uids of pods that are gone, their containers ended by the kubelet's word
     rejected: str = ""  # what the API server refused in the newest pass that asked for anything, in its own words

@@ -5,6 +5,7 @@ from rollfleet_operator.core.actions import ApplyObject, DeleteObject
 from rollfleet_operator.core.objects.common import Manifest, apply_object, key_of
 from rollfleet_operator.core.objects.network_policy import build_network_policy
 from rollfleet_operator.core.objects.router import build_router
+from rollfleet_operator.core.objects.sender import build_sender_lease
 from rollfleet_operator.core.objects.services import build_client, build_headless
 from rollfleet_operator.core.observed import Observed
 
@@ -18,6 +19,11 @@ def plan_children(observed: Observed) -> tuple[ApplyObject | DeleteObject, ...]:
     unwanted: tuple[Manifest, ...] = router[::-1]
     if fleet.spec.router.mode is RouterMode.ENABLED:
         wanted, unwanted = (*wanted, *router), ()
+    lease = build_sender_lease(fleet)
+    if fleet.spec.trainers:
+        wanted = (*wanted, lease)
+    else:
+        unwanted = (*unwanted, lease)
     if observed.settings.operator_pods:
         wanted = (*wanted, policy)
     else:

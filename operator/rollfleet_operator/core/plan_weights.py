@@ -16,7 +16,7 @@ something to fall back to.
 from dataclasses import replace
 
 from rollfleet_operator.api.meta import ConditionStatus
-from rollfleet_operator.api.rolloutengine import Outcome
+from rollfleet_operator.api.rolloutengine import Committed, Outcome
 from rollfleet_operator.api.weightversion import (
     FailedAttempt,
     Phase,
@@ -43,6 +43,7 @@ from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, w
 from rollfleet_operator.core.opening import opening
 from rollfleet_operator.core.policies import REOPENING_S, Deadline, seconds_text
 from rollfleet_operator.core.preparing import prepare
+from rollfleet_operator.core.preparing_push import prepare_push
 from rollfleet_operator.core.quiescing import quiesce
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
@@ -179,6 +180,8 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
             "targets": (),
             "progress": Progress(),
             "digest": "",
+            "digest_source": None,
+            "sender": None,
             "phase_seconds": PhaseSeconds(),
             "paused_seconds": "",
         }
@@ -186,16 +189,20 @@ def _blank(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
 
 
 def _step(update: Update) -> UpdatePlan:
-    move = STEPS[update.status.phase](update)
+    pushed = update.pushed and update.status.phase is Phase.PREPARING
+    move = prepare_push(update) if pushed else STEPS[update.status.phase](update)
     if move.ending is not None:
         return fail(update, move, move.ending)
     record = update.record if move.commit is None else replace(update.record, committed=move.commit)
-    return UpdatePlan(record, move.status, move.catch_up_epoch)
+    return UpdatePlan(record, move.status, move.catch_up_epoch, move.reason, move.message)
 
 
 def _open_up(update: Update) -> UpdatePlan:
     """Committed: open, then Active. Who is active already stays so."""
     record, status = update.record, update.status
+    stored = _stored_since(update)
+    if stored is not None:
+        return UpdatePlan(replace(record, committed=stored), _with_copy(update, status), None)
     done = status.phase is Phase.ACTIVE and status.version == update.version
     if not done:
         if status.version != update.version:  # the record was lost, or the commit was found again
@@ -207,6 +214,26 @@ def _open_up(update: Update) -> UpdatePlan:
             record = replace(record, last_finished=last_finished(update, update.version, move.ending))
         return UpdatePlan(record, status, record.epoch, rolling=move.rolling)
     return UpdatePlan(record, status, record.epoch)
+
+
+def _stored_since(update: Update) -> Committed | None:
+    """The commit of what a trainer sent, with the copy that was named since; None where nothing is new."""
+    committed = update.record.committed
+    if committed is None or not update.pushed or not update.path or committed.checkpoint == update.path:
+        return None
+    update.work.note(f"version {committed.version} can be read again from {update.path!r}")
+    return committed.model_copy(update={"checkpoint": update.path})
+
+
+def _with_copy(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
+    """The record and its history name the copy, so that a rollback finds it."""
+    history = tuple(
+        entry.model_copy(update={"checkpoint": update.path})
+        if (entry.version, entry.outcome) == (update.version, Outcome.ACTIVE)
+        else entry
+        for entry in status.history
+    )
+    return status.model_copy(update={"checkpoint": update.path, "history": history})
 
 
 def _active(update: Update, status: WeightVersionStatus, ending: Ending) -> WeightVersionStatus:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from rollfleet_operator.api.weightversion import WeightVersionStatus
 from rollfleet_protocol.commands import LONGEST_SECONDS
 
 BACKOFF_LONGEST_S = 30
@@ -34,6 +35,14 @@ def attempt_wait_s(attempt: int, prepare_seconds: int) -> float:
     The wait is part of prepareSeconds, so that no end comes later for it, and leaves the attempt half of them.
     """
     return min(backoff_s(attempt - 1), prepare_seconds / 2)
+
+
+def attempt_begins(status: WeightVersionStatus, since: datetime, prepare_seconds: int) -> datetime:
+    """When this attempt may begin. Nobody waits where a higher version went straight on."""
+    last = status.last_attempt
+    if last is None or last.attempt == 0:
+        return since
+    return since + timedelta(seconds=attempt_wait_s(status.attempt, prepare_seconds))
 
 
 def retry_at(since: datetime, attempt: int) -> datetime:

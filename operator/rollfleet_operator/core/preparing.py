@@ -13,9 +13,10 @@ An attempt after one that touched weights and failed waits a while before it beg
 once again. Nobody waits where a higher version went straight on.
 """
 
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from rollfleet_operator.api.weightversion import FailedEngine, Phase
+from rollfleet_operator.core.fitness import unfit
 from rollfleet_operator.core.moves import (
     Move,
     Update,
@@ -25,15 +26,14 @@ from rollfleet_operator.core.moves import (
     progress,
     put_aside,
 )
-from rollfleet_operator.core.policies import Deadline, attempt_wait_s, retry_at
+from rollfleet_operator.core.policies import Deadline, attempt_begins, retry_at
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.work import busy, failed_operation
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import CheckpointSource, Prepare
-from rollfleet_protocol.state import EngineState, FailureReason, OperationName, Staged
+from rollfleet_protocol.state import DigestSource, EngineState, FailureReason, OperationName, Staged
 
 OWN_FAILURES = frozenset(reason.value for reason in FailureReason)
-NEEDED = ("source/Checkpoint", "verify/Digest", "verify/Coverage", "verify/Logprobs")  # of every update
 
 Member = tuple[Engine, EngineState]
 
@@ -67,7 +67,7 @@ def prepare(update: Update) -> Move:
         return Move(update.status, overdue("Preparing", seconds, held_up))
     if len(members) >= update.least and len(ready) == len(members):
         return _all_staged(update, members, ready[0][1].digest, deadline)
-    begins = _begins(update)
+    begins = attempt_begins(update.status, update.phase_began, seconds)
     joiners = None if len(members) == len(update.world.usable) else update.epoch - 1
     if update.now < begins:
         update.work.wake(begins)
@@ -91,7 +91,11 @@ def _disagreement(ready: list[tuple[Engine, Staged]]) -> str | None:
 def _all_staged(update: Update, members: tuple[Member, ...], digest: str, deadline: Deadline) -> Move:
     held_up = _put_others_aside(update, members, deadline)
     status = update.status.model_copy(
-        update={"digest": digest, "progress": progress(len(members), len(members), held_up)}
+        update={
+            "digest": digest,
+            "digest_source": DigestSource.CHECKPOINT,
+            "progress": progress(len(members), len(members), held_up),
+        }
     )
     if held_up:
         return Move(status)
@@ -105,23 +109,13 @@ def _put_others_aside(update: Update, members: tuple[Member, ...], deadline: Dea
     return [each for each in found if each is not None]
 
 
-def _begins(update: Update) -> datetime:
-    """When this attempt may begin."""
-    status = update.status
-    since, last = update.phase_began, status.last_attempt
-    if last is None or last.attempt == 0:
-        return since
-    wait = attempt_wait_s(status.attempt, update.weight_version.spec.deadlines.prepare_seconds)
-    return since + timedelta(seconds=wait)
-
-
 def _stage(update: Update, members: tuple[Member, ...], deadline: Deadline, begins: datetime) -> int:
     """Give Prepare to whoever has not staged; the number of the attempt."""
     attempt = max(update.status.prepare_attempt, 1)
     due = retry_at(begins, attempt)
     again = False
     for engine, state in members:
-        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or _unfit(update, state)[0]:
+        if staged(state, update.epoch, update.version) or busy(state, update.epoch) or unfit(update, state)[0]:
             continue
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         if failure is None:
@@ -145,34 +139,6 @@ def _command(update: Update, state: EngineState, deadline: Deadline) -> Prepare:
     )
 
 
-def _lacking(update: Update, state: EngineState) -> str:
-    """Capabilities that the update needs and the engine does not name."""
-    needed = (*NEEDED, f"pause/{update.weight_version.spec.pause.mode.value}")
-    lacking = [need for need in needed if need not in state.facts.capabilities]
-    parallelism = update.world.fleet.spec.parallelism
-    ranks, workers = state.facts.data_parallel_size, state.facts.world_size
-    if ranks != parallelism.data:
-        lacking.append(f"{parallelism.data} data-parallel ranks (spec.parallelism.data): it reports {ranks}")
-    elif workers != parallelism.workers:
-        lacking.append(
-            f"{parallelism.workers} workers (spec.parallelism: tensor x pipeline x data): it reports {workers}"
-        )
-    return ", ".join(lacking)
-
-
-def _unfit(update: Update, state: EngineState) -> tuple[str, str]:
-    """(reason, text) of why the engine could not take the update whatever the checkpoint is; empty where it could."""
-    facts, lacking = state.facts, _lacking(update, state)
-    if lacking:
-        who = f"guard {facts.guard_version} on {facts.engine} {facts.engine_version}"
-        return Reason.UNSUPPORTED, f"{who} lacks {lacking}"
-    highest = max(update.weight_version.spec.verify.probe.tokens)
-    if 0 < facts.vocabulary <= highest:
-        text = f"spec.verify.probe.tokens names token {highest}, its model has {facts.vocabulary}, from 0 on"
-        return FailureReason.PROBE_FAILED.value, text
-    return "", ""
-
-
 def _failed_before(update: Update) -> dict[str, FailedEngine]:
     """What engines said when they failed in this phase: it holds while they try again."""
     told = update.status.progress.failed if update.status.prepare_attempt > 1 else ()
@@ -189,9 +155,9 @@ def _held_up(update: Update, members: tuple[Member, ...]) -> list[FailedEngine]:
             continue
         failure = failed_operation(state, OperationName.PREPARE, update.epoch, update.version)
         refusals = () if engine.guard is None else engine.guard.refusals
-        unfit, text = _unfit(update, state)
-        if unfit:
-            broken.append(hold_up(engine, unfit, text))
+        reason, text = unfit(update, state)
+        if reason:
+            broken.append(hold_up(engine, reason, text))
         elif failure is not None and failure.failure is not None:
             broken.append(hold_up(engine, failure.failure.reason.value, failure.failure.message))
         elif refusals and refusals[-1][0] == "Prepare":

@@ -23,8 +23,10 @@ from rollfleet_operator.core.moves import (
 )
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_operator.core.preparing import staged
+from rollfleet_operator.core.preparing_push import receivers
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.rolling import first_batch
+from rollfleet_operator.core.sender import loss
 from rollfleet_operator.core.topology import place
 from rollfleet_operator.core.work import failed_operation
 from rollfleet_operator.core.world import Engine
@@ -39,6 +41,8 @@ def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
     """One look at Quiescing."""
     seconds = update.weight_version.spec.deadlines.quiesce_seconds
     deadline = update.deadline(seconds)
+    if update.pushed and (lost := loss(update)):
+        return Move(update.status, failed(Reason.SENDER_LOST, lost))
     candidates = _candidates(update)
     if not candidates and not _awaited(update):
         return Move(update.status, failed(Reason.ENGINES_LOST, "no engine that staged the version is left"))
@@ -78,6 +82,8 @@ def quiesce(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
 
 def _candidates(update: Update) -> tuple[Candidate, ...]:
     """Engines that staged this update's version and can take part, in the order of their ranks."""
+    if update.pushed:
+        return receivers(update)
     return tuple(
         (engine, state)
         for engine, state in update.world.usable
@@ -96,7 +102,7 @@ def _awaited(update: Update) -> bool:
     return any(
         engine.answering is None
         and not (engine.stopped or engine.pod.vanished)
-        and (engine.state is None or staged(engine.state, update.epoch, update.version) is not None)
+        and (update.pushed or engine.state is None or staged(engine.state, update.epoch, update.version) is not None)
         for engine in update.world.engines
     )
 

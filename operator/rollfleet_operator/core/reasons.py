@@ -84,6 +84,8 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded", "A phase took longer than its deadline."
     INTERRUPTED = "Interrupted", "An attempt ended with its epoch, and nobody recorded why."
     ENGINES_LOST = "EnginesLost", "So many engines of the update restarted or vanished that too few are left."
+    SENDER_MISSING = "SenderMissing", "No trainer stands ready to send this version."
+    SENDER_LOST = "SenderLost", "The trainer that sent the weights is gone, or stopped."
     UNCERTAIN = "Uncertain", "An engine no longer knows what it holds."
     NOT_REACHED = "NotReached", "The update has not come so far."
     OPENED = "Opened", "The gates are open again."

@@ -72,12 +72,12 @@ def failed_operation(state: EngineState, name: OperationName, epoch: int, versio
 def busy(state: EngineState, epoch: int) -> bool:
     """Whether a command of this epoch would be refused until something ends.
 
-    A newer epoch stops whatever an older one began, except a transfer, which runs out.
+    A newer epoch stops whatever an older one began, except a transfer, which runs out. It waits for no trainer, though.
     """
     operation = state.operation
     if operation is None or operation.status is not OperationStatus.RUNNING:
         return False
-    return operation.epoch >= epoch or operation.name is OperationName.TRANSFER
+    return operation.epoch >= epoch or (operation.name is OperationName.TRANSFER and not operation.pushed)
 
 
 def own_words(engine: Engine) -> tuple[str, str]:

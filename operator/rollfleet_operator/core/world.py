@@ -5,14 +5,14 @@ its node is switched off, or the guard's own under the epoch that counts, answer
 that anybody names, leaving out absurd ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 
 from rollfleet_operator.api.meta import POD_NAME
 from rollfleet_operator.api.rolloutengine import Committed, RolloutEngine
-from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView, Settings
+from rollfleet_operator.core.observed import GuardView, NodeView, Observed, PodView, SenderView, Settings
 from rollfleet_operator.core.policies import MAX_EPOCH, MAX_EPOCH_JUMP
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import EngineState, Gate, Operation, OperationStatus, WeightsState
@@ -198,6 +198,7 @@ class World:
     settings: Settings
     guards_epoch: int  # highest epoch of a guard that is followed
     strays: tuple[PodView, ...] = ()  # pods of engines whose leading pod is gone
+    sender: SenderView = field(default_factory=SenderView)
 
     def is_of_this_fleet(self, engine_uid: str, time: datetime | None) -> bool:
         """Whether a record of a WeightVersion speaks of this fleet, not of one before it under its name.
@@ -261,7 +262,7 @@ def build_world(observed: Observed) -> World:
     engines.sort(key=lambda engine: (engine.ordinal, engine.pod.created, engine.pod.name))
     led = {engine.name for engine in engines if not engine.pod.vanished}
     strays = tuple(pod for pod in observed.pods if not pod.leads and pod.leader not in led)
-    return World(fleet, tuple(engines), observed.settings, highest, strays)
+    return World(fleet, tuple(engines), observed.settings, highest, strays, observed.sender)
 
 
 def _peers(observed: Observed, leader: str) -> tuple[PodView, ...]:

@@ -6,7 +6,7 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from rollfleet_operator.api.meta import GROUP, LABEL_FLEET, VERSION
-from rollfleet_operator.ports import CHILDREN, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Manifest, Resource
+from rollfleet_operator.ports import CHILDREN, LEASES, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Manifest, Resource
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import key_of
 
@@ -47,11 +47,14 @@ class Intake:
             self._records.queue.put(key)
 
     def child(self, resource: Resource, kind: str | None, body: Manifest) -> None:
-        """A child other than a pod changed; news is only that it no longer says what was applied."""
+        """A child other than a pod changed; news is that it no longer says what was applied, or what a trainer says."""
         self._records.ledger.told(resource, body, deleted=kind == "DELETED")
         key = self._records.children.told(resource.kind, body, deleted=kind == "DELETED")
         if key is not None:
             self._records.queue.put(key)
+        sender = self._records.senders.told(body, deleted=kind == "DELETED") if resource is LEASES else None
+        if sender is not None:
+            self._records.queue.put(sender)
 
 
 class NoMemory(kopf.DiffBaseStorage):

@@ -1,19 +1,21 @@
 """One look at a fleet: the objects from quorum, the pods from the store, the guards from their followers."""
 
 import asyncio
+import re
 from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
 from rollfleet_operator.api.meta import LABEL_ENGINE, LABEL_NODE
 from rollfleet_operator.api.rolloutengine import RolloutEngine
-from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import Phase, SourceType, WeightVersion, WeightVersionStatus
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import Busy, InvalidSpec, NotFound, Rejected, Unreachable
 from rollfleet_operator.core.objects.common import owner_reference
-from rollfleet_operator.core.observed import Observed, PodView, Settings
+from rollfleet_operator.core.objects.sender import sender_lease
+from rollfleet_operator.core.observed import Observed, PodView, SenderView, Settings
 from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
-from rollfleet_operator.ports import PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
+from rollfleet_operator.ports import LEASES, PODS, ROLLOUT_ENGINES, SERVICE_ACCOUNTS, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.nodes import Nodes
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import controller_of, our_labels, split_key
@@ -21,6 +23,7 @@ from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
 
 STAND_IN = {"type": "Checkpoint", "checkpoint": {"path": "unreadable"}}
+ACCOUNT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 FIRST_WORDS_S = 2.0  # that the first pass over a fleet waits for its guards
 
 
@@ -95,19 +98,47 @@ class Observer:
             # After a restart the first thing that is said of a fleet must not be that nobody knows its engines.
             await self._records.followers.first_words(key, FIRST_WORDS_S)
             self._met[fleet.metadata.uid] = None
+        weight_versions = tuple(parse_weight_version(manifest) for manifest in read.weight_versions.values())
         observed = Observed(
             fleet=fleet,
-            weight_versions=tuple(parse_weight_version(manifest) for manifest in read.weight_versions.values()),
+            weight_versions=weight_versions,
             pods=pods,
             guards=self._records.followers.views(key),
             ca_bundle=ca_bundle,
             settings=replace(self._settings, up_since=self._uptime.since, away=self._uptime.away(key)),
             children=dict(self._records.children.hashes(key)),
             terminated=terminated,
+            sender=await self._sender(key, fleet, weight_versions),
             rejected=self._records.rejected.get(key, "") or next((words for words in (refused, *looks) if words), ""),
         )
         observed = replace(observed, nodes=await self._nodes.look(suspect_nodes(observed)))
         return Seen(observed, read.fleet, read.weight_versions)
+
+    async def _sender(self, key: str, fleet: RolloutEngine, weight_versions: tuple[WeightVersion, ...]) -> SenderView:
+        """The trainer, as far as anybody waits for one. Nobody is called gone before the Lease itself was read."""
+        senders = self._records.senders
+        if not fleet.spec.trainers or not any(_awaits_sender(each) for each in weight_versions):
+            return senders.view(key)
+        namespace = fleet.metadata.namespace
+        if senders.is_stale(key):
+            try:
+                senders.told(await self._cluster.get(LEASES, namespace, sender_lease(fleet.metadata.name)))
+            except NotFound:
+                senders.forget(key)
+        view = senders.view(key)
+        if view.holder and not view.uid:
+            senders.identified(key, view.holder, await self._uid_of(namespace, view.account))
+        return senders.view(key)
+
+    async def _uid_of(self, namespace: str, account: str) -> str:
+        """Of a ServiceAccount; empty where there is none."""
+        if ACCOUNT_NAME.fullmatch(account) is None:  # whatever a trainer wrote there
+            return ""
+        try:
+            found = await self._cluster.get(SERVICE_ACCOUNTS, namespace, account)
+        except NotFound:
+            return ""
+        return str(found["metadata"]["uid"])
 
     async def _certificate(self, fleet: RolloutEngine) -> tuple[str, str]:
         """The CA bundle, and what keeps the certificate from being looked after.
@@ -149,6 +180,13 @@ class Observer:
             return await self._cluster.get(ROLLOUT_ENGINES, namespace, name)
         except NotFound:
             return None
+
+
+def _awaits_sender(weight_version: WeightVersion) -> bool:
+    """Whether the update may still need its trainer."""
+    status, pushed = weight_version.status, weight_version.spec.source.type is SourceType.TRAINER
+    over = status.phase in (Phase.OPENING, Phase.ACTIVE, Phase.FAILED) and status.version == weight_version.spec.version
+    return pushed and not over
 
 
 def _what_it_lost(fleet: RolloutEngine, view: PodView, pod: Manifest) -> Manifest | None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from rollfleet_operator.clients.followers import Followers
 from rollfleet_operator.runtime.queue import KeyedQueue
+from rollfleet_operator.runtime.senders import SenderStore
 from rollfleet_operator.runtime.store import ChildStore, FleetStore, PodStore
 from rollfleet_operator.runtime.watchdog import WatchLedger
 
@@ -17,6 +18,7 @@ class Records:
     pods: PodStore = field(default_factory=PodStore)
     fleets: FleetStore = field(default_factory=FleetStore)
     children: ChildStore = field(default_factory=ChildStore)
+    senders: SenderStore = field(default_factory=SenderStore)
     ledger: WatchLedger = field(default_factory=WatchLedger)
     rejected: dict[str, str] = field(default_factory=dict)  # by key: what the API server refused in the newest pass
 
@@ -39,4 +41,5 @@ class Records:
         self.followers.forget(key)
         self.fleets.remove(key)
         self.children.forget(key)
+        self.senders.forget(key)
         self.rejected.pop(key, None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rollfleet_operator.api.meta import LABEL_ENGINE, LABEL_FLEET
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import Busy, RollfleetError, Unreachable
-from rollfleet_operator.ports import CHILDREN, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
+from rollfleet_operator.ports import CHILDREN, LEASES, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import key_of
 from rollfleet_operator.runtime.uptime import Uptime
@@ -129,6 +129,8 @@ class Resync:
         for resource in CHILDREN:
             listing = await self.cluster.list(resource, namespace, LABEL_FLEET)
             self.records.ledger.listed(resource, namespace, listing.items)
+            for lease in listing.items if resource is LEASES else ():
+                self.records.senders.told(lease)
             for key in sorted(self.records.children.reconcile_list(namespace, resource.kind, listing.items)):
                 logger.info("a %s of %s is gone or differs from what was applied", resource.kind, key)
                 self.records.queue.put(key)

@@ -6,7 +6,7 @@ from rollfleet_operator.api.weightversion import Deadlines, Pause, PauseMode
 from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_operator.core.actions import GuardCall
 from rollfleet_operator.core.conditions import find
-from rollfleet_operator.core.preparing import NEEDED
+from rollfleet_operator.core.fitness import NEEDED
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_protocol.commands import Close
 from tests.support.builders import make_fleet, make_weight_version
@@ -63,7 +63,8 @@ def test_waiting_must_end_before_quiescing_has_to() -> None:
 
 def test_an_engine_that_cannot_keep_is_named_before_any_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world()
-    lacking = world.process_of(0).wire(0).facts.model_copy(update={"capabilities": (*NEEDED, "pause/abort")})
+    able = ("source/Checkpoint", *NEEDED, "pause/abort")
+    lacking = world.process_of(0).wire(0).facts.model_copy(update={"capabilities": able})
     monkeypatch.setattr("tests.support.simulated_engine.FACTS", lacking)
     bump(world, 1, pause=Pause(mode=PauseMode.KEEP), deadlines=Deadlines(prepare_seconds=5))
     assert world.run(30, lambda: world.ended(1))

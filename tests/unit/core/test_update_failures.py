@@ -6,7 +6,7 @@ import pytest
 
 from rollfleet_engine.guard.states import EngineDied
 from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
-from rollfleet_operator.core.preparing import NEEDED
+from rollfleet_operator.core.fitness import NEEDED
 from rollfleet_protocol.state import EngineState, FailureReason, OperationName
 from tests.support.builders import digest_of
 from tests.support.simulated_engine import fault
@@ -266,7 +266,7 @@ def test_c28_a_version_without_a_number_is_not_the_one_that_was_asked_for() -> N
     failed(world, 2, "DeadlineExceeded")
 
 
-@pytest.mark.parametrize("lacking", [*NEEDED, "pause/abort", "workers"])
+@pytest.mark.parametrize("lacking", ["source/Checkpoint", *NEEDED, "pause/abort", "workers"])
 def test_c23_an_engine_that_lacks_what_is_needed_is_named_before_any_pause(lacking: str) -> None:
     """Of a mixed fleet: the others have it."""
     world = make_world(version=1)

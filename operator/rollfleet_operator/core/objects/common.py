@@ -12,6 +12,7 @@ Manifest = dict[str, Any]
 
 COMPONENT_ENGINE = "engine"
 COMPONENT_ROUTER = "router"
+COMPONENT_SENDER = "sender"
 SERVING_PORT = 8000
 CONTROL_PORT = 8001
 HASH_LENGTH = 16  # characters; enough to tell templates of one fleet apart

@@ -1,0 +1,460 @@
+"""Weights that a trainer sends, through the whole of an update: who is waited for, what is recorded, what fails how."""
+
+import random
+from typing import Any
+
+import pytest
+
+from rollfleet_operator.api.launch import WeightTransfer
+from rollfleet_operator.api.rolloutengine import TrainerRef
+from rollfleet_operator.api.weightversion import (
+    Checkpoint,
+    FailureType,
+    OnFailure,
+    Phase,
+    Recovery,
+    WeightVersionStatus,
+)
+from rollfleet_operator.api.weightversion import Trainer as SourceTrainer
+from rollfleet_operator.core.accept import judge_weight_version
+from rollfleet_protocol.commands import Close, Transfer
+from rollfleet_protocol.launch_settings import TransferBackend
+from rollfleet_protocol.state import DigestSource, FailureReason, OperationName, WeightsState
+from tests.support.builders import make_fleet, make_settings, make_weight_version
+from tests.support.simulated_engine import fault
+from tests.support.simulated_trainer import ACCOUNT, PUSHED, Trainer, digest_sent, still_old
+from tests.support.simulated_updates import (
+    DEADLINES,
+    SLACK_S,
+    aftermath,
+    bump,
+    condition,
+    failed,
+    fleet_condition,
+    phases,
+)
+from tests.support.simulated_world import World
+
+TRAINERS = (TrainerRef(service_account_name=ACCOUNT),)
+GLOO = WeightTransfer(backend=TransferBackend.GLOO)
+NO_RETRY = OnFailure(type=FailureType.RETRY, max_attempts=1)
+
+
+def make_world(replicas: int = 3, **options: Any) -> World:
+    """A fleet whose trainers may push, at version 0."""
+    world = World(make_fleet(replicas=replicas, trainers=TRAINERS, weight_transfer=GLOO), **options)
+    assert world.run(60, lambda: world.all_serve(0))
+    return world
+
+
+def ask(world: World, version: int, **spec: Any) -> None:
+    """Bump without offering."""
+    bump(world, version, source=PUSHED, **spec)
+
+
+def push(world: World, version: int, trainer: Trainer | None = None, **spec: Any) -> Trainer:
+    """Bump, take the Lease, offer."""
+    ask(world, version, **spec)
+    sender = world.lease.take(trainer or Trainer())
+    sender.offer(world, version)
+    return sender
+
+
+def closes(world: World) -> int:
+    return sum(isinstance(getattr(call, "command", None), Close) for each in world.decisions for call in each.actions)
+
+
+def test_a_push_goes_through_every_phase_and_is_committed_by_the_digest_that_the_trainer_told() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    status, committed = world.status(), world.fleet.status.committed
+    assert committed is not None
+    assert (committed.version, committed.digest, committed.checkpoint) == (1, digest_sent(1), None)
+    assert (status.digest, status.digest_source) == (digest_sent(1), DigestSource.TRAINER)
+    assert status.sender is not None
+    assert (status.sender.service_account_name, status.sender.uid) == (ACCOUNT, "account-uid")
+    assert (status.history[-1].digest_source, status.history[-1].checkpoint) == (DigestSource.TRAINER, "")
+    wanted = [Phase.PREPARING, Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING, Phase.ACTIVE]
+    assert [phase for phase in phases(world) if phase in wanted] == wanted
+
+
+def test_ranks_follow_the_ordinals_and_the_group_counts_everybody() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1))
+    pushes = {
+        call.pod: call.command.push
+        for each in world.decisions
+        for call in each.actions
+        if isinstance(getattr(call, "command", None), Transfer)
+    }
+    assert sorted((made.rank_offset, made.world_size, made.workers) for made in pushes.values()) == [
+        (1, 4, 1),
+        (2, 4, 1),
+        (3, 4, 1),
+    ]
+    assert {made.holder for made in pushes.values()} == {f"{ACCOUNT}/1"}
+    assert {made.sender.subject for made in pushes.values()} == {f"system:serviceaccount:rl:{ACCOUNT}"}
+
+
+# --- before the pause
+
+
+def _nobody(world: World) -> None:
+    """No trainer at all."""
+
+
+def _another_version(world: World) -> None:
+    world.lease.take(Trainer()).offer(world, 7)
+
+
+def _nothing_offered(world: World) -> None:
+    world.lease.take(Trainer())
+
+
+def _a_stranger(world: World) -> None:
+    world.lease.take(Trainer(holder="ppo/1")).offer(world, 1)
+
+
+def _an_account_that_is_gone(world: World) -> None:
+    world.lease.take(Trainer(account_uid="")).offer(world, 1)
+
+
+def _dead(world: World) -> None:
+    sender = world.lease.take(Trainer(alive=False))
+    sender.offer(world, 1)
+
+
+def _gave_up(world: World) -> None:
+    world.lease.take(Trainer()).offer(world, 1)
+    world.lease.release("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("arrange", "words"),
+    [
+        (_nobody, "no trainer holds Lease 'qwen-sender'"),
+        (_another_version, "does not offer version 1"),
+        (_nothing_offered, "does not offer version 1"),
+        (_a_stranger, "'ppo' may not send this version"),
+        (_an_account_that_is_gone, "there is no ServiceAccount 'grpo'"),
+        (_dead, "has not renewed"),
+        (_gave_up, "out of memory"),
+    ],
+)
+def test_no_fleet_pauses_for_a_sender_that_is_not_there(arrange: Any, words: str) -> None:
+    world = make_world()
+    ask(world, 1)
+    arrange(world)
+    world.run(DEADLINES.prepare_seconds / 2)
+    assert words in condition(world, "Active")[2], "what is waited for is told before the deadline"
+    assert world.run(DEADLINES.prepare_seconds, lambda: world.ended(1))
+    assert words in failed(world, 1, "SenderMissing")
+    assert closes(world) == 0
+    assert world.all_serve(0)
+
+
+def test_a_trainer_that_comes_late_is_taken_at_once() -> None:
+    world = make_world()
+    ask(world, 1)
+    world.run(20)
+    before = world.time
+    world.lease.take(Trainer()).offer(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    assert world.time - before < 10
+
+
+def test_only_the_account_that_the_version_names_may_send_it() -> None:
+    world = make_world()
+    bump(world, 1, source=PUSHED.model_copy(update={"trainer": SourceTrainer(service_account_name="other")}))
+    world.lease.take(Trainer()).offer(world, 1)
+    assert world.run(DEADLINES.prepare_seconds + SLACK_S, lambda: world.ended(1))
+    assert "may not send this version" in failed(world, 1, "SenderMissing")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "words"),
+    [
+        ({"weight_transfer": GLOO}, "spec.trainers"),
+        ({"trainers": TRAINERS}, "spec.weightTransfer"),
+    ],
+)
+def test_a_push_that_nobody_could_make_is_refused(fleet: dict[str, Any], words: str) -> None:
+    verdict = judge_weight_version(make_weight_version(1, source=PUSHED), make_fleet(**fleet), None, None)
+    assert not verdict.accepted
+    assert words in verdict.message
+
+
+# --- the trainer's end
+
+
+@pytest.mark.parametrize("phase", [Phase.QUIESCING, Phase.TRANSFERRING])
+def test_untouched_the_fleet_reopens_as_soon_as_the_lease_runs_out(phase: Phase) -> None:
+    world = make_world()
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda step: 20.0 if step is OperationName.CLOSE and phase is Phase.QUIESCING else 0.1
+    sender = push(world, 1, Trainer(stalls=True))
+    assert world.run(60, lambda: world.in_phase(phase))
+    sender.alive = False
+    died = world.time
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(0))
+    assert world.time - died < 25
+    assert "has not renewed" in failed(world, 1, "SenderLost")
+    assert aftermath(world) == "Reopened"
+
+
+def test_touched_it_waits_closed_for_a_sender_and_another_one_brings_it_to_its_end() -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(send_s=30.0))
+    assert world.run(60, lambda: sender.touched == 3)
+    sender.alive = False
+    assert world.run(60, lambda: world.status().attempt == 2)
+    world.run(5)
+    assert world.open_versions() == []
+    other = world.lease.take(Trainer(holder=f"{ACCOUNT}/2"))
+    other.offer(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    assert world.status().sender is not None
+    assert world.status().sender.holder == f"{ACCOUNT}/2"  # type: ignore[union-attr]
+
+
+def test_touched_and_nobody_comes_the_version_before_is_restored() -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(send_s=30.0))
+    assert world.run(60, lambda: sender.touched == 3)
+    sender.alive = False
+    assert world.run(200, lambda: world.ended(1) and world.all_serve(0))
+    assert "model.path" in failed(world, 1, "SenderMissing")
+    assert aftermath(world) == "Restored"
+
+
+def test_what_is_stored_nowhere_and_lost_asks_for_weights() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    sender = push(world, 2, Trainer(holder=f"{ACCOUNT}/2", send_s=30.0), on_failure=NO_RETRY)
+    assert world.run(60, lambda: sender.touched == 3)
+    sender.alive = False
+    assert world.run(200, lambda: world.ended(2))
+    assert condition(world, "Active")[1] == "WeightsLost"
+    assert world.run(30, lambda: fleet_condition(world, "Available").reason == "WeightsLost")
+    push(world, 3, Trainer(holder=f"{ACCOUNT}/3"))
+    assert world.run(60, lambda: world.ended(3) and world.all_serve(3))
+
+
+def test_a_lease_that_changes_hands_ends_the_push() -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(stalls=True))
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    thief = world.lease.take(Trainer(holder=f"{ACCOUNT}/2", stalls=True))
+    thief.offer(world, 1)
+    assert world.run(10, lambda: world.ended(1))
+    assert f"{ACCOUNT}/2" in failed(world, 1, "SenderLost")
+    assert sender.touched == 0
+    assert world.run(10, lambda: world.all_serve(0))
+
+
+@pytest.mark.parametrize("how", ["offers nothing", "is taken off the list"])
+def test_a_sender_that_gives_up_or_loses_its_right_is_not_waited_for(how: str) -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(stalls=True))
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    if how == "offers nothing":
+        sender.offers, sender.message = "", "NaN in the gradients"
+    else:
+        spec = world.fleet.spec.model_copy(update={"trainers": (TrainerRef(service_account_name="other"),)})
+        world.fleet = world.fleet.model_copy(update={"spec": spec})
+    assert world.run(10, lambda: world.ended(1))
+    text = failed(world, 1, "SenderLost")
+    assert ("NaN in the gradients" if how == "offers nothing" else "may not send") in text
+
+
+def test_once_all_hold_the_weights_the_trainer_is_not_needed() -> None:
+    world = make_world()
+    for pod in world.pods.values():
+        pod.temper.seconds = lambda step: 15.0 if step is OperationName.VERIFY else 0.1
+    sender = push(world, 1)
+    assert world.run(60, lambda: world.in_phase(Phase.VERIFYING))
+    sender.alive = False
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+
+
+def test_time_in_which_nobody_could_renew_is_not_held_against_the_trainer() -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(stalls=True))
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    left = world.now
+    world.down_until = world.time + 30
+    world.run(30)
+    world.settings = world.settings.__class__(**{**world.settings.__dict__, "away": ((left, world.now),)})
+    sender.stalls = False
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+
+
+def test_a_higher_version_goes_straight_on_from_a_push_that_touched() -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(send_s=30.0))
+    assert world.run(60, lambda: sender.touched == 3)
+    sender.send_s = 1.0
+    ask(world, 2)
+    sender.offer(world, 2)
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
+    assert world.status().history[0].outcome == "Superseded"
+
+
+def test_a_running_push_of_an_older_epoch_is_not_waited_for() -> None:
+    """Its transfer has 40 s: a newer version begins at once all the same."""
+    world = make_world()
+    sender = push(world, 1, Trainer(stalls=True))
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    began = world.time
+    sender.stalls = False
+    ask(world, 2)
+    sender.offer(world, 2)
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
+    assert world.time - began < 20
+
+
+# --- what came
+
+
+def test_who_received_other_bytes_than_most_is_out_by_itself() -> None:
+    world = make_world()
+    push(world, 1, Trainer(tells_digest=False, received={1: "sha256:pushed-flipped"}))
+    assert world.run(60, lambda: world.ended(1))
+    assert (world.status().digest, world.status().digest_source) == (digest_sent(1), DigestSource.ENGINES_ONLY)
+    assert world.open_versions().count(1) == 2
+    assert world.process_of(1).state.gate == "Closed"
+
+
+def test_no_majority_no_commit() -> None:
+    world = make_world(replicas=2)
+    push(world, 1, Trainer(tells_digest=False, received={1: "sha256:pushed-flipped"}), on_failure=NO_RETRY)
+    assert world.run(200, lambda: world.ended(1) and world.all_serve(0))
+    assert "sha256:pushed-flipped" in failed(world, 1, "DigestDisagrees")
+
+
+def test_a_transfer_that_breaks_is_tried_again_with_the_same_trainer() -> None:
+    world = make_world()
+    pod = world.pods[world.uid_of(1)]
+    sender = Trainer()
+    push(world, 1, sender)
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    assert pod.process is not None
+    assert world.run(10, lambda: world.lease.trainer is not None and world.lease.trainer.touched == 3)
+    pod.temper.fails[OperationName.TRANSFER] = fault(FailureReason.TRANSFER_FAILED, "connection closed by peer")
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    assert world.status().attempt == 2
+
+
+# --- late joiners and the stored copy
+
+
+def test_a_late_joiner_waits_for_weights_and_is_fed_by_the_next_push() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    world.delete_pod(world.uid_of(1))
+    assert world.run(60, lambda: fleet_condition(world, "WeightsCurrent").status == "False")
+    world.run(30)
+    assert world.open_versions() == [1, 1]
+    assert "stored nowhere" in "".join(each.message for each in world.fleet.status.engines.details)
+    assert world.lease.trainer is not None
+    ask(world, 2)
+    world.lease.trainer.offer(world, 2)
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
+
+
+def _with_recovery(world: World, version: int, path: str) -> None:
+    ask(world, version, recovery=Recovery(checkpoint=Checkpoint(path=path)))
+
+
+def test_a_copy_that_is_named_later_is_part_of_the_commit_and_feeds_late_joiners() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    world.store.digests["copy-1"] = digest_sent(1)
+    _with_recovery(world, 1, "copy-1")
+    assert world.run(10, lambda: world.fleet.status.committed.checkpoint == "copy-1")  # type: ignore[union-attr]
+    assert world.status().history[-1].checkpoint == "copy-1", "a rollback finds it"
+    world.delete_pod(world.uid_of(1))
+    assert world.run(60, lambda: world.all_serve(1) and len(world.committed_versions) == 2)
+
+
+def test_a_copy_that_holds_other_weights_is_not_loaded() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    _with_recovery(world, 1, "something-else")
+    world.run(5)
+    world.delete_pod(world.uid_of(1))
+    world.run(60)
+    assert world.open_versions() == [1, 1]
+
+
+def test_joiners_catch_up_while_an_update_waits_for_its_sender() -> None:
+    world = make_world()
+    ask(world, 1)
+    world.run(5)
+    world.delete_pod(world.uid_of(2))
+    assert world.run(40, lambda: len(world.pods) == 3 and world.all_serve(0))
+    assert not world.ended(1)
+
+
+# --- whoever dies
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase.PREPARING, Phase.QUIESCING, Phase.TRANSFERRING, Phase.VERIFYING, Phase.OPENING]
+)
+def test_an_operator_that_comes_back_goes_on(phase: Phase) -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(send_s=5.0))
+    if phase is Phase.PREPARING:
+        sender.offers = ""
+    assert world.run(60, lambda: world.in_phase(phase))
+    world.restart_operator(3.0)
+    sender.offer(world, 1)
+    assert world.run(90, lambda: world.ended(1) and world.all_serve(1))
+
+
+def _delete_one(world: World) -> None:
+    for uid in list(world.pods)[:1]:
+        world.delete_pod(uid)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_to_trainers_and_operators_every_update_ends_and_nothing_stale_is_served(seed: int) -> None:
+    """Trainers die, stall, give up and are replaced at random times; so do operators, engines and words."""
+    rng = random.Random(seed)
+    world = make_world(seed=seed)
+    world.faults.lose_answer, world.faults.lose_command, world.faults.skip_poll = 0.05, 0.05, 0.1
+    world.faults.conflict = 0.05
+    longest = 3 * (sum((DEADLINES.prepare_seconds, DEADLINES.quiesce_seconds, DEADLINES.transfer_seconds, 20)) + 10)
+    for version in range(1, 5):
+        sender = push(world, version, Trainer(holder=f"{ACCOUNT}/{version}", send_s=rng.uniform(0.1, 6.0)))
+        sender.stalls, sender.tells_digest = rng.random() < 0.2, rng.random() < 0.7
+        fate = rng.random()
+        if fate < 0.4:
+            world.later(rng.uniform(0.0, 8.0), lambda sender=sender: setattr(sender, "alive", False))
+        elif fate < 0.6:
+            world.later(rng.uniform(0.0, 8.0), lambda sender=sender: setattr(sender, "offers", ""))
+        if rng.random() < 0.3:
+            world.later(rng.uniform(0.0, 8.0), lambda: world.restart_operator(rng.uniform(0.0, 4.0)))
+        if rng.random() < 0.3:
+            world.later(rng.uniform(0.0, 8.0), lambda: _delete_one(world))
+        ended = world.run(longest, lambda version=version: world.ended(version))
+        assert ended, (version, world.status().phase, condition(world, "Active"))
+    assert still_old(world) or all(
+        pod.process is None or pod.process.state.weights.state is not WeightsState.UPDATING
+        for pod in world.pods.values()
+    )
+
+
+def test_the_record_of_a_push_reads_as_it_was_written() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1))
+    assert WeightVersionStatus.model_validate(world.status().dump()) == world.status()
+    assert make_settings().operator_subject
