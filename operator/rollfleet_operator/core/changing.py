@@ -218,15 +218,24 @@ def _standing(update: Update, target: Target, engine: Engine, state: EngineState
             target, engine, Standing.FAILED, Reason.UNCERTAIN, "the guard no longer knows what the engine holds"
         )
     if _holds_it(update, state, step):
-        expected = update.status.digest  # of a push it is not known before all hold the weights
-        if expected and weights.digest != expected:
-            text = f"holds {weights.digest}, not {expected}"
+        text = _unlike(update, weights.digest)
+        if text:
             return Seat(target, engine, Standing.FAILED, Reason.DIGEST_DISAGREES, text)
         probed = state.probe is not None and (state.probe.epoch, state.probe.version) == (update.epoch, update.version)
         if step is OperationName.TRANSFER or (weights.state is WeightsState.VERIFIED and probed):
             return Seat(target, engine, Standing.DONE)
     doing = Reason.TRANSFERRING if step is OperationName.TRANSFER else Reason.VERIFYING
     return Seat(target, engine, Standing.WORKING, doing, _doing(engine))
+
+
+def _unlike(update: Update, digest: str | None) -> str:
+    """How a digest is not the update's; empty where it is. Of a push it is not known before all hold the weights."""
+    expected = update.status.digest
+    if not update.pushed:
+        return "" if digest == expected else f"holds {digest}, staged was {expected}"
+    if not digest:
+        return "says that it holds what the trainer sent, and names no digest"
+    return "" if expected in ("", digest) else f"holds {digest}, most received {expected}"
 
 
 def _holds_it(update: Update, state: EngineState, step: OperationName) -> bool:

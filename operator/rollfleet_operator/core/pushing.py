@@ -50,7 +50,13 @@ def with_digest(update: Update, told: Sequence[Told]) -> WeightVersionStatus | M
         one, other = sorted({each: name for name, each in digests.items()}.items())[:2]
         text = f"{one[1]} received {one[0]}, {other[1]} received {other[0]}"
         return Move(update.status, failed(Reason.DIGEST_DISAGREES, text))
-    return update.status.model_copy(update={"digest": digest, "digest_source": _vouched(update, told)})
+    vouched, committed = _vouched(update, told), update.record.committed
+    if vouched is DigestSource.ENGINES_ONLY and committed is not None and digest == committed.digest:
+        text = (
+            f"all engines hold the digest of version {committed.version}, and nobody says that this was sent: {digest}"
+        )
+        return Move(update.status, failed(Reason.DIGEST_DISAGREES, text))
+    return update.status.model_copy(update={"digest": digest, "digest_source": vouched})
 
 
 def _vouched(update: Update, told: Sequence[Told]) -> DigestSource:

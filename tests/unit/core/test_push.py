@@ -19,7 +19,7 @@ from rollfleet_operator.api.weightversion import Trainer as SourceTrainer
 from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_protocol.commands import Close, Transfer
 from rollfleet_protocol.launch_settings import TransferBackend
-from rollfleet_protocol.state import DigestSource, FailureReason, OperationName, WeightsState
+from rollfleet_protocol.state import DigestSource, EngineState, FailureReason, OperationName, WeightsState
 from tests.support.builders import make_fleet, make_settings, make_weight_version
 from tests.support.simulated_engine import fault
 from tests.support.simulated_trainer import ACCOUNT, PUSHED, Trainer, digest_sent, still_old
@@ -326,6 +326,45 @@ def test_who_received_other_bytes_than_most_is_out_by_itself() -> None:
     assert (world.status().digest, world.status().digest_source) == (digest_sent(1), DigestSource.ENGINES_ONLY)
     assert world.open_versions().count(1) == 2
     assert world.process_of(1).state.gate == "Closed"
+
+
+def _lie(world: World, ordinal: int, digest: str | None) -> None:
+    """This guard says so of what it received."""
+    process = world.process_of(ordinal)
+    truth = process.wire
+
+    def told(now: float) -> EngineState:
+        state = truth(now)
+        new = (state.weights.version or 0) > 1
+        return (
+            state.model_copy(update={"weights": state.weights.model_copy(update={"digest": digest})}) if new else state
+        )
+
+    process.wire = told  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("digest", "words"),
+    [(None, "names no digest"), ("", "names no digest"), (digest_sent(1), "nobody says that this was sent")],
+)
+def test_c28_success_without_new_weights_is_never_a_match(digest: str | None, words: str) -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    for ordinal in range(3):
+        _lie(world, ordinal, digest)
+    sender = Trainer(holder=f"{ACCOUNT}/2", tells_digest=False)
+    push(world, 2, sender, on_failure=OnFailure(type=FailureType.HOLD))
+    assert world.run(200, lambda: world.ended(2))
+    assert words in failed(world, 2, "DigestDisagrees")
+
+
+def test_the_same_weights_sent_again_are_a_version_of_their_own() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    push(world, 2, Trainer(holder=f"{ACCOUNT}/2", received=dict.fromkeys(range(3), digest_sent(1))))
+    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
 
 
 def test_no_majority_no_commit() -> None:
