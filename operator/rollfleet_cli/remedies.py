@@ -84,7 +84,8 @@ FAILED = {  # an update, or what holds it up
         f"finish writing before the version is raised: write beside it and rename; {AGAIN}",
     ),
     "CheckpointInvalid": Remedy(
-        "a header can't be read, or a path leads out of the volume", f"write the checkpoint again; {AGAIN}"
+        "a header can't be read, bytes are not those of the manifest, or a path leads out of the volume",
+        f"write the checkpoint again; {AGAIN}",
     ),
     "CheckpointChanged": Remedy(
         "files are not those that were checked",

@@ -7,6 +7,7 @@ full of them.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from dataclasses import dataclass
@@ -160,9 +161,16 @@ def _shard_names(names: list[str], index: dict[str, str] | None) -> list[str]:
 
 def _read_index(folder: int, root: Path, *, confined: bool) -> dict[str, str]:
     raw = read_small(folder, INDEX, root, confined=confined)
-    if not raw:
-        raise incomplete(f"{INDEX}: is empty; the checkpoint is half-written")
-    weight_map = load_json_object(raw, INDEX).get("weight_map")
+    try:
+        json.loads(raw)
+    except (ValueError, RecursionError) as error:  # most savers write it in place
+        what = f"is not JSON ({error})" if raw else "is empty"
+        raise incomplete(f"{INDEX}: {what}; the checkpoint is half-written") from error
+    document = load_json_object(raw, INDEX)
+    metadata = document.get("metadata")
+    if isinstance(metadata, dict) and "delta_encoding" in metadata:  # slime's disk deltas
+        raise invalid(f"{INDEX}: metadata.delta_encoding: these are differences to another version, not weights")
+    weight_map = document.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise invalid(f"{INDEX}: has no weight_map")
     for tensor, shard in weight_map.items():

@@ -1,8 +1,8 @@
 """Staging: all that can fail about a checkpoint, found out while the engine goes on serving.
 
 Files are opened, headers checked, names, dtypes and shapes compared with the model, and every byte hashed, which also
-warms the page cache. What comes out keeps the files open: the transfer reads the same inodes, even if the folder is
-deleted meanwhile.
+warms the page cache. Where the publisher left a manifest, the folder is held against it. What comes out keeps the
+files open: the transfer reads the same inodes, even if the folder is deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from rollfleet_engine.weights.coverage import ModelTensors, require_coverage
 from rollfleet_engine.weights.errors import CheckpointError, incomplete, invalid
 from rollfleet_engine.weights.layout import OpenFile, Shard, close_shards, open_folder, open_shards
+from rollfleet_engine.weights.manifests import read_manifest, require_bytes, require_complete
 from rollfleet_kernels.digest import (
     PIECE_BYTES,
     WORD_BYTES,
@@ -29,6 +30,7 @@ from rollfleet_kernels.digest import (
     version_digest,
     warm_up,
 )
+from rollfleet_protocol.manifest import Manifest
 from rollfleet_protocol.state import FailureReason
 
 # Below this, numpy's reference (1 GiB/s) is done before numba is imported and has compiled (0.5 s).
@@ -93,25 +95,33 @@ def stage_checkpoint(
     `confined` refuses symbolic links that lead out of root; only the model's own folder (relative ".") may do without.
     """
     folder = open_folder(root, relative, confined=confined)
+    shards: tuple[Shard, ...] = ()
     try:
+        manifest = read_manifest(folder, root, confined=confined)
         shards = open_shards(folder, root, confined=confined)
-    except OSError as error:
-        raise invalid(f"checkpoint {relative!r}: cannot be read: {error.strerror}") from error
-    finally:
-        os.close(folder)
-    try:
         require_coverage(shards, model)
         staged = _hash(relative, shards, progress, cancelled or threading.Event())
         return replace(staged, root=str(root), confined=confined)
+        if manifest is not None:
+            require_complete(manifest, shards, folder, root, confined=confined)
+        return _hash(relative, shards, manifest, progress, cancelled or threading.Event())
     except OSError as error:
         close_shards(shards)
         raise invalid(f"checkpoint {relative!r}: cannot be read: {error.strerror}") from error
     except BaseException:
         close_shards(shards)
         raise
+    finally:
+        os.close(folder)
 
 
-def _hash(relative: str, shards: tuple[Shard, ...], progress: Progress, cancelled: threading.Event) -> StagedCheckpoint:
+def _hash(
+    relative: str,
+    shards: tuple[Shard, ...],
+    manifest: Manifest | None,
+    progress: Progress,
+    cancelled: threading.Event,
+) -> StagedCheckpoint:
     work = [(shard.file, entry.offset, entry.nbytes) for shard in shards for entry in shard.tensors]
     found = hash_ranges(work, progress, cancelled)
     for shard in shards:
@@ -123,6 +133,9 @@ def _hash(relative: str, shards: tuple[Shard, ...], progress: Progress, cancelle
         for (index, entry), each in zip(entries, found, strict=True)
     )
     digest = version_digest(TensorDigest(tensor.name, tensor.dtype, tensor.shape, tensor.lanes) for tensor in tensors)
+    if manifest is not None:
+        digested = ((shard.file, entry) for shard in shards for entry in shard.tensors)
+        require_bytes(manifest, ((*place, each) for place, each in zip(digested, found, strict=True)), digest)
     return StagedCheckpoint(relative, tuple(shard.file for shard in shards), tensors, digest)
 
 

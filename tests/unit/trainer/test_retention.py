@@ -1,0 +1,196 @@
+"""What is deleted, what never is, and what becomes of it where something dies or somebody is faster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rollfleet_engine.weights.coverage import ModelTensors
+from rollfleet_trainer import retention
+from rollfleet_trainer.checkpoints import published
+from rollfleet_trainer.errors import PublishError
+from rollfleet_trainer.publishing import publish
+from rollfleet_trainer.retention import paths_in_use, retain
+from tests.support.publishing import Arrays, CountedFiles, CrashError, read_as_engines_do
+
+
+def make(root: Path, weights: Arrays, count: int, within: str = "") -> None:
+    for step in range(1, count + 1):
+        publish(root, weights, step=step, within=within)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def nobody() -> Collection[str]:
+    return ()
+
+
+def test_the_newest_stay(root: Path, weights: Arrays) -> None:
+    make(root, weights, 5)
+    done = retain(root, keep=2, in_use=nobody)
+    assert [each.step for each in done.deleted] == ["1", "2", "3"]
+    assert [each.step for each in done.kept] == ["4", "5"]
+    assert names(root) == ["step-4", "step-5"]
+
+
+def test_the_newest_is_the_one_that_was_published_last(root: Path, weights: Arrays) -> None:
+    """A trainer that went back to an older step goes on from there."""
+    for step in (30, 40, 10, 20):
+        publish(root, weights, step=step)
+    retain(root, keep=2, in_use=nobody)
+    assert names(root) == ["step-10", "step-20"]
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(0, 5),
+    keep=st.integers(1, 6),
+    used=st.sets(st.sampled_from(["step-1", "./step-2", "step-3/", "step-5", "gone"])),
+)
+def test_what_is_in_use_is_never_deleted(
+    root: Path, model: ModelTensors, weights: Arrays, count: int, keep: int, used: set[str]
+) -> None:
+    make(root, weights, count)
+    wanted = {path.strip("./") for path in used} & {f"step-{step}" for step in range(1, count + 1)}
+    if used and not wanted:
+        with pytest.raises(PublishError, match="holds nothing of what is in use"):
+            retain(root, keep=keep, in_use=lambda: used)
+        kept = {f"step-{step}" for step in range(1, count + 1)}
+    else:
+        done = retain(root, keep=keep, in_use=lambda: used)
+        kept = wanted | {f"step-{step}" for step in range(max(1, count - keep + 1), count + 1)}
+        assert {each.path for each in done.in_use} == wanted
+        assert {each.path for each in done.deleted} == {f"step-{step}" for step in range(1, count + 1)} - kept
+    assert {each.path for each in published(root)} == kept
+    assert all(read_as_engines_do(root, path, model) for path in kept)
+    for each in published(root):
+        for path in each.folder.iterdir():
+            path.unlink()
+        each.folder.rmdir()
+
+
+def test_links_and_folders_below_and_above(root: Path, weights: Arrays) -> None:
+    make(root, weights, 4, within="runs/a")
+    (root / "current").symlink_to("runs/a/step-1")
+    retain(root, keep=1, within="runs/a", in_use=lambda: ["current", "runs/a/step-2/sub"])
+    assert names(root / "runs" / "a") == ["step-1", "step-2", "step-4"]
+    retain(root, keep=1, within="runs/a", in_use=lambda: ["runs"])
+    assert names(root / "runs" / "a") == ["step-1", "step-2", "step-4"]
+
+
+def test_what_is_not_ours_stays(root: Path, weights: Arrays) -> None:
+    make(root, weights, 2)
+    for other in ("base", "step-0", ".hidden", ".a.b.deleted-not"):
+        (root / other).mkdir()
+        (root / other / "model.safetensors").write_bytes(b"theirs")
+    (root / "a-file").write_bytes(b"")
+    retain(root, keep=1, in_use=nobody, abandoned_after_s=0)
+    assert names(root) == [".a.b.deleted-not", ".hidden", "a-file", "base", "step-0", "step-2"]
+
+
+def test_where_nobody_can_be_asked_nothing_is_deleted(root: Path, weights: Arrays) -> None:
+    make(root, weights, 3)
+
+    def away() -> Collection[str]:
+        raise ConnectionError("the API server does not answer")
+
+    with pytest.raises(ConnectionError, match="does not answer"):
+        retain(root, keep=1, in_use=away)
+    assert len(published(root)) == 3
+    asked = iter([()])
+
+    def away_later() -> Collection[str]:
+        for answer in asked:
+            return answer
+        raise TimeoutError("the API server does not answer any more")
+
+    with pytest.raises(TimeoutError, match="any more"):
+        retain(root, keep=1, in_use=away_later)
+    assert names(root) == ["step-1", "step-2", "step-3"]
+
+
+def test_a_version_that_is_raised_at_the_same_moment_keeps_its_checkpoint(
+    root: Path, model: ModelTensors, weights: Arrays
+) -> None:
+    make(root, weights, 3)
+    answers = iter([[], ["step-1"], ["step-1"]])
+    done = retain(root, keep=1, in_use=lambda: next(answers))
+    assert [each.path for each in done.deleted] == ["step-2"]
+    assert read_as_engines_do(root, "step-1", model)
+
+
+def test_whoever_dies_while_deleting_loses_nothing_that_is_used(
+    root: Path, model: ModelTensors, weights: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "ASIDE_S", -1.0)
+
+    def die() -> None:
+        raise CrashError
+
+    for step in (1, 2):
+        make(root, weights, 3)
+        with pytest.raises(CrashError):
+            retain(root, keep=2, in_use=nobody, files=CountedFiles(step, die))
+        assert (root / "step-1").exists() == (step == 1)
+        assert read_as_engines_do(root, "step-2", model)
+        # Somebody names it now: it comes back, if it had been taken aside.
+        retain(root, keep=2, in_use=lambda: ["step-1"])
+        assert names(root) == ["step-1", "step-2", "step-3"]
+        assert read_as_engines_do(root, "step-1", model)
+        with pytest.raises(CrashError):
+            retain(root, keep=2, in_use=nobody, files=CountedFiles(step, die))
+        retain(root, keep=2, in_use=nobody)
+        assert names(root) == ["step-2", "step-3"]
+        shutil.rmtree(root)
+
+
+def test_working_folders_go_when_nobody_has_written_for_a_day(root: Path, weights: Arrays) -> None:
+    make(root, weights, 1)
+    for name, age in ((f".step-8.{'a' * 32}.part", 10), (f".step-9.{'b' * 32}.part", 100_000)):
+        (root / name).mkdir()
+        (root / name / "model-00001.safetensors").write_bytes(b"x")
+        for path in (root / name / "model-00001.safetensors", root / name):
+            os.utime(path, (path.stat().st_atime - age, path.stat().st_mtime - age))
+    retain(root, keep=1, in_use=nobody)
+    assert names(root) == [f".step-8.{'a' * 32}.part", "step-1"]
+
+
+def test_a_root_that_is_not_the_volume_deletes_nothing(root: Path, weights: Arrays) -> None:
+    make(root, weights, 3, within="mounted")
+    with pytest.raises(PublishError, match=r"is it the fleet's volumes\.checkpoints"):
+        retain(root / "mounted", keep=1, in_use=lambda: ["mounted/step-1"])
+    assert len(published(root, within="mounted")) == 3
+
+
+def test_keep_is_at_least_one(root: Path) -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        retain(root, keep=0, in_use=nobody)
+    assert retain(root, keep=1, in_use=nobody).kept == ()
+
+
+def objects() -> tuple[dict[str, Any], dict[str, Any]]:
+    engine = {"status": {"committed": {"version": 4, "checkpoint": "committed"}}}
+    version = {
+        "spec": {
+            "source": {"type": "Checkpoint", "checkpoint": {"path": "wanted"}},
+            "recovery": {"checkpoint": {"path": "stored"}},
+        },
+        "status": {"checkpoint": "loading"},
+    }
+    return engine, version
+
+
+def test_what_objects_name() -> None:
+    engine, version = objects()
+    assert paths_in_use([engine], [version]) == {"committed", "wanted", "stored", "loading"}
+    assert paths_in_use([{}, {"status": {"committed": None}}], [{"spec": {"source": {"type": "Trainer"}}}]) == set()
+    assert paths_in_use([{"status": {"committed": {"checkpoint": ""}}}], []) == set()
