@@ -197,6 +197,21 @@ def _logprob(token: int, logprob: float) -> JsonObject:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
+def token_logprobs(steps: Sequence[Step], count: int | None) -> JsonObject | None:
+    """Of the token route: tokens are told by their number, and at least one likely token beside the sampled one."""
+    if count is None:
+        return None
+    content = []
+    for step in steps:
+        top = [_numbered(*entry) for entry in ranked(step.context)[: max(count, 1)]]
+        content.append(_numbered(step.token, step.logprob) | {"top_logprobs": top})
+    return {"content": content}
+
+
+def _numbered(token: int, logprob: float) -> JsonObject:
+    return {"token": f"token_id:{token}", "logprob": logprob, "bytes": None}
+
+
 def prompt_logprobs(digest: str, prompt: Sequence[int]) -> list[JsonObject | None]:
     """Of each token of the prompt after the first."""
     following = following_logprobs(digest, prompt)

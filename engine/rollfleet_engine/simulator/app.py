@@ -15,7 +15,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Lifespan
 
-from rollfleet_engine.simulator.answers import DONE, Chat, Completion, model_list, prompt_logprobs, sse, usage
+from rollfleet_engine.simulator.answers import (
+    DONE,
+    Chat,
+    Completion,
+    model_list,
+    prompt_logprobs,
+    sse,
+    token_logprobs,
+    usage,
+)
 from rollfleet_engine.simulator.core import Core, CoreDeadError, End, Generation, Step, TooManyRequestsError
 from rollfleet_engine.simulator.metrics import render
 from rollfleet_engine.simulator.native import native_routes
@@ -86,9 +95,16 @@ class Simulator:
         body = await read_body(request, TokensBody)
         if body.stream:
             raise RequestError(400, "the simulator does not stream on this route", param="stream")
+        self._settings.limits.check_logprobs(body.sampling_params.logprobs)
         generation = self._generation(request, body, tuple(body.token_ids), body.sampling_params.max_tokens)
         steps, reason = await _whole(request, self._core.generate(generation))
-        choice = {"index": 0, "logprobs": None, "finish_reason": reason, "token_ids": [step.token for step in steps]}
+        logprobs = token_logprobs(steps, body.sampling_params.logprobs)
+        choice = {
+            "index": 0,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "token_ids": [step.token for step in steps],
+        }
         return JSONResponse(
             {
                 "request_id": "generate-tokens",

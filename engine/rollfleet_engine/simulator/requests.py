@@ -71,6 +71,7 @@ class SamplingParams(BaseModel):
     """vLLM's, of the token endpoint."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 16
+    logprobs: Annotated[int, Field(ge=0)] | None = None
 
 
 class TokensBody(GenerateBody):
