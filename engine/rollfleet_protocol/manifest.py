@@ -4,31 +4,36 @@ The publisher writes it last, under MANIFEST_UNFINISHED until it is on disk: a d
 being written, or its writer died. Readers that find MANIFEST hold the directory against it; a directory that has none
 was written by somebody else and is judged by its own headers and index.
 
-On disk: JSON, {"manifest": {...}, "sha256": hex over the canonical form of it}, so that a manifest that is torn, or was
-edited, is no manifest.
+On disk: lines of JSON. The first one tells of the whole and of its files; then one for each tensor, as
+[name, dtype, shape, lanes, shard]; the last one has the SHA-256 of all bytes before it, so that a manifest that is
+torn, or was edited, is no manifest. Lines, because a model may have 100,000 tensors, and a guard that reads them in one
+go would hold up the requests that it serves meanwhile for half a second.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from rollfleet_protocol.base import Answer
 
-MANIFEST = "rollfleet-manifest.json"
+MANIFEST = "rollfleet-manifest.jsonl"
 MANIFEST_UNFINISHED = f"{MANIFEST}.part"
 FORMAT = 1  # raised when a reader of the older one could take an incomplete checkpoint for a complete one
-MAX_MANIFEST_BYTES = 64 << 20  # 200,000 tensors take 40 MiB
+MAX_MANIFEST_BYTES = 64 << 20  # 100,000 tensors take 16 MB
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(min_length=1, max_length=255, pattern="^[^/\\x00]+$")]
 Size = Annotated[int, Field(ge=0)]
 
 
-class ManifestError(ValueError):
+class ManifestError(Exception):
     """Base of both: there is a manifest, and it says nothing that a reader could use."""
 
 
@@ -54,63 +59,106 @@ class FileRecord(Answer):
     sha256: Sha256
 
 
-class TensorRecord(Answer):
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
     """A tensor, as a line of the version digest tells it (rollfleet_kernels.digest)."""
 
     dtype: str  # as safetensors spells it
     shape: tuple[int, ...]
-    lanes: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]  # four words of 32 bits
-    shard: FileName
+    lanes: str  # four words of 32 bits, in hexadecimal
+    shard: str
 
 
-class Manifest(Answer):
+@dataclass(frozen=True)
+class Manifest:
     """A complete checkpoint directory."""
 
-    format: int = FORMAT
     step: str  # the trainer's label
-    digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]  # of the version
+    digest: str  # of the version: "sha256:<hex>"
     created_ns: int  # wall clock of the publisher
-    nbytes: Size  # of all tensors
+    nbytes: int  # of all tensors
+    shards: Mapping[str, ShardRecord]
+    files: Mapping[str, FileRecord]
+    tensors: Mapping[str, TensorRecord]
+    tied: Mapping[str, str] = field(default_factory=dict)  # names that were left out -> that of the same memory
+    format: int = FORMAT
+
+
+class _Head(Answer):
+    """The first line."""
+
+    format: int
+    step: str
+    digest: Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")]
+    created_ns: int
+    nbytes: Size
     shards: Annotated[dict[FileName, ShardRecord], Field(min_length=1)]
     files: dict[FileName, FileRecord]
-    tensors: Annotated[dict[str, TensorRecord], Field(min_length=1)]
-    tied: dict[str, str] = Field(default_factory=dict)  # names that were left out -> that of the same memory
+    tied: dict[str, str]
 
-    @model_validator(mode="after")
-    def _shards_exist(self) -> Manifest:
-        for name, tensor in self.tensors.items():
-            if tensor.shard not in self.shards:
-                raise ValueError(f"tensor {name}: {tensor.shard} is no shard of it")
-        return self
+
+_LANES = re.compile("[0-9a-f]{32}")
 
 
 def encode(manifest: Manifest) -> bytes:
     """As it is stored."""
-    content = manifest.model_dump(mode="json", by_alias=True)
-    return json.dumps({"manifest": content, "sha256": _sha256(content)}, ensure_ascii=True).encode() + b"\n"
+    head = _Head(
+        format=manifest.format,
+        step=manifest.step,
+        digest=manifest.digest,
+        created_ns=manifest.created_ns,
+        nbytes=manifest.nbytes,
+        shards=dict(manifest.shards),
+        files=dict(manifest.files),
+        tied=dict(manifest.tied),
+    )
+    rows = ([name, each.dtype, each.shape, each.lanes, each.shard] for name, each in manifest.tensors.items())
+    raw = b"".join(_line(document) for document in (head.model_dump(mode="json", by_alias=True), *rows))
+    return raw + _line({"sha256": hashlib.sha256(raw).hexdigest()})
+
+
+def _line(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(raw: bytes) -> Manifest:
     """Inverse of encode. Raises ManifestError."""
+    *lines, last, after = raw.split(b"\n") if raw.count(b"\n") > 1 else (b"", b"", b"?")
+    told = hashlib.sha256(raw[: len(raw) - len(last) - 1]).hexdigest()
+    if after or last + b"\n" != _line({"sha256": told}):
+        raise TornManifestError("is cut off or damaged: its last line is not the SHA-256 of those before")
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise TornManifestError(f"is cut off or damaged: it is not JSON ({error})") from error
-    if not isinstance(document, dict) or not isinstance(document.get("manifest"), dict):
-        raise TornManifestError("is damaged: it holds no manifest")
-    content = document["manifest"]
-    if document.get("sha256") != _sha256(content):
-        raise TornManifestError("is damaged: its sha256 is not that of its content")
-    if content.get("format") != FORMAT:
-        raise UnknownManifestError(f"has format {content.get('format')!r}, this reader knows {FORMAT}")
-    try:
-        return Manifest.model_validate(content)
+        head = json.loads(lines[0])
+        form = head["format"]
+        if form != FORMAT:
+            raise UnknownManifestError(f"has format {form!r}, this reader knows {FORMAT}")
+        told_head = _Head.model_validate(head)
+        tensors = _tensors(lines[1:], told_head)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise UnknownManifestError(f"is not of format {FORMAT}: {where}: {first['msg']}") from error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise UnknownManifestError(f"is not of format {FORMAT}: {type(error).__name__}: {error}") from error
+    return Manifest(
+        step=told_head.step,
+        digest=told_head.digest,
+        created_ns=told_head.created_ns,
+        nbytes=told_head.nbytes,
+        shards=told_head.shards,
+        files=told_head.files,
+        tensors=tensors,
+        tied=told_head.tied,
+    )
 
 
-def _sha256(content: dict[str, Any]) -> str:
-    canonical = json.dumps(content, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def _tensors(lines: Iterable[bytes], head: _Head) -> dict[str, TensorRecord]:
+    found: dict[str, TensorRecord] = {}
+    for line in lines:
+        name, dtype, shape, lanes, shard = json.loads(line)
+        if not _LANES.fullmatch(lanes) or shard not in head.shards or name in found:
+            raise UnknownManifestError(f"is not of format {FORMAT}: tensor {name!r:.80} cannot be as it is told")
+        found[str(name)] = TensorRecord(str(dtype), tuple(map(int, shape)), lanes, shard)
+    if not found:
+        raise UnknownManifestError("names no tensor")
+    return found

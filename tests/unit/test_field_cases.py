@@ -31,6 +31,7 @@ CASES = {
     "C28": "success is reported, and weights are the old ones",
     "C30": "a rank in a request is lost, or out of range",
     "C31": "status is written without end, or dropped by the schema",
+    "C38": "a replayed trace is cut off at a default length",
 }
 CASE = re.compile(r"(?<![A-Z0-9])C[0-9]{2}(?![0-9])")
 

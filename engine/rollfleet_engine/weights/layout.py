@@ -7,7 +7,6 @@ full of them.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from dataclasses import dataclass
@@ -162,11 +161,11 @@ def _shard_names(names: list[str], index: dict[str, str] | None) -> list[str]:
 def _read_index(folder: int, root: Path, *, confined: bool) -> dict[str, str]:
     raw = read_small(folder, INDEX, root, confined=confined)
     try:
-        json.loads(raw)
-    except (ValueError, RecursionError) as error:  # most savers write it in place
-        what = f"is not JSON ({error})" if raw else "is empty"
-        raise incomplete(f"{INDEX}: {what}; the checkpoint is half-written") from error
-    document = load_json_object(raw, INDEX)
+        document = load_json_object(raw, INDEX)
+    except CheckpointError as error:
+        if isinstance(error.__cause__, ValueError):  # it is not JSON: most savers write it in place
+            raise incomplete(f"{error.message}; the checkpoint is half-written") from error
+        raise
     metadata = document.get("metadata")
     if isinstance(metadata, dict) and "delta_encoding" in metadata:  # slime's disk deltas
         raise invalid(f"{INDEX}: metadata.delta_encoding: these are differences to another version, not weights")

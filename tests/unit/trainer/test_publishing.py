@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -308,19 +308,10 @@ def test_any_flipped_bit_is_found(data: st.DataObject, root: Path, model: ModelT
     before = path.read_bytes()
     path.write_bytes(raw)
     try:
-        if path.name == MANIFEST and json.loads(before) == _json(bytes(raw)):
-            return  # white space
         error = failure(root, model)
         assert path.name == INDEX or path.name in error.message  # a damaged index names other files, or none
     finally:
         path.write_bytes(before)
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except ValueError:
-        return None
 
 
 def test_a_damaged_tensor_is_named_with_its_file(root: Path, model: ModelTensors, weights: Arrays) -> None:
@@ -346,11 +337,11 @@ def test_parts_of_two_checkpoints_are_no_checkpoint(root: Path, model: ModelTens
 def test_a_manifest_of_another_kind_is_refused(root: Path, model: ModelTensors, weights: Arrays) -> None:
     made = publish(root, weights, step=7)
     manifest = decode((made.folder / MANIFEST).read_bytes())
-    (made.folder / MANIFEST).write_bytes(encode(manifest.model_copy(update={"format": 2})))
+    (made.folder / MANIFEST).write_bytes(encode(replace(manifest, format=2)))
     error = failure(root, model)
     assert error.reason is FailureReason.CHECKPOINT_INVALID
     assert "format 2" in error.message
-    (made.folder / MANIFEST).write_bytes(encode(manifest.model_copy(update={"digest": f"sha256:{'0' * 64}"})))
+    (made.folder / MANIFEST).write_bytes(encode(replace(manifest, digest=f"sha256:{'0' * 64}")))
     assert "says digest sha256:000" in failure(root, model).message
 
 
