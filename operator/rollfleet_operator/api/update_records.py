@@ -29,6 +29,8 @@ class Target(ApiModel):
 
     name: str
     """Its pod."""
+    pod_uid: str = ""
+    """metadata.uid of that pod: who calls the engine shows it a token for this pod."""
     incarnation: str
     """Process of the engine; new at each start."""
     url: str

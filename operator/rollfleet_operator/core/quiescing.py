@@ -146,6 +146,7 @@ def _targets(candidates: tuple[Candidate, ...]) -> tuple[Target, ...]:
     return tuple(
         Target(
             name=engine.name,
+            pod_uid=engine.pod.uid,
             incarnation=state.incarnation,
             url=f"https://{engine.pod.ip}:{CONTROL_PORT}",
             rank_offset=each.rank_offset,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rollfleet_operator.api.weightversion import SenderRecord
 from rollfleet_operator.core.moves import Update
-from rollfleet_operator.core.objects.sender import sender_lease
 from rollfleet_operator.core.policies import Deadline
+from rollfleet_protocol.senders import sender_lease
 
 SHORTEST_S, LONGEST_S = 5.0, 60.0  # of a Lease's duration that is believed
 

@@ -12,7 +12,6 @@ from rollfleet_operator.api.weightversion import Phase, SourceType, WeightVersio
 from rollfleet_operator.clients.certificates import Certificates
 from rollfleet_operator.clients.errors import Busy, InvalidSpec, NotFound, Rejected, Unreachable
 from rollfleet_operator.core.objects.common import owner_reference
-from rollfleet_operator.core.objects.sender import sender_lease
 from rollfleet_operator.core.observed import Observed, PodView, SenderView, Settings
 from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
 from rollfleet_operator.ports import LEASES, PODS, ROLLOUT_ENGINES, SERVICE_ACCOUNTS, WEIGHT_VERSIONS, Cluster, Manifest
@@ -21,6 +20,7 @@ from rollfleet_operator.runtime.records import Records
 from rollfleet_operator.runtime.store import controller_of, our_labels, split_key
 from rollfleet_operator.runtime.uptime import Uptime
 from rollfleet_protocol.engine_config import FleetIdentity
+from rollfleet_protocol.senders import sender_lease
 
 STAND_IN = {"type": "Checkpoint", "checkpoint": {"path": "unreadable"}}
 ACCOUNT_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from rollfleet_operator.api.meta import ANNOTATION_OFFERS, ANNOTATION_SENDER_MESSAGE, LABEL_COMPONENT, LABEL_FLEET
+from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.core.leases import LeaseRecord
 from rollfleet_operator.core.objects.common import COMPONENT_SENDER
 from rollfleet_operator.core.observed import SenderView
 from rollfleet_operator.core.sender import LONGEST_S
 from rollfleet_operator.ports import Manifest
 from rollfleet_operator.runtime.store import key_of, revision
+from rollfleet_protocol.senders import MESSAGE_ANNOTATION, OFFERS_ANNOTATION
 
 LONGEST_TEXT = 512  # characters of what a trainer writes into its Lease
 
@@ -60,8 +61,8 @@ class SenderStore:
             holder=record.holder[:LONGEST_TEXT],
             duration_s=record.duration_s,
             renewed=self._clock(),
-            offers=str(annotations.get(ANNOTATION_OFFERS) or "")[:LONGEST_TEXT],
-            message=str(annotations.get(ANNOTATION_SENDER_MESSAGE) or "")[:LONGEST_TEXT],
+            offers=str(annotations.get(OFFERS_ANNOTATION) or "")[:LONGEST_TEXT],
+            message=str(annotations.get(MESSAGE_ANNOTATION) or "")[:LONGEST_TEXT],
         )
         if known is not None and known.view.holder == view.holder:
             view = replace(view, uid=known.view.uid)

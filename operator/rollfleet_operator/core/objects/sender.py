@@ -2,11 +2,7 @@
 
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.objects.common import COMPONENT_SENDER, Manifest, metadata
-
-
-def sender_lease(fleet: str) -> str:
-    """Its name."""
-    return f"{fleet}-sender"
+from rollfleet_protocol.senders import sender_lease
 
 
 def build_sender_lease(fleet: RolloutEngine) -> Manifest:
