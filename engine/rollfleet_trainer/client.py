@@ -18,7 +18,7 @@ from rollfleet_protocol.ipc import plain_handles
 from rollfleet_protocol.pushes import HOLDER_HEADER
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.words import visible
-from rollfleet_trainer.errors import TransferError
+from rollfleet_trainer.errors import RefusedError, TransferError
 
 LONGEST_WORDS = 1000
 
@@ -83,7 +83,7 @@ class GuardClient:
         except httpx.HTTPError as error:
             raise TransferError(f"{self.name}: {route}: {type(error).__name__}: {error}") from error
         if answer.status_code != 200:
-            raise TransferError(f"{self.name}: {route}: {_words(answer)}")
+            raise _refused(f"{self.name}: {route}", answer)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -98,7 +98,10 @@ def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
 
 def _words(answer: httpx.Response) -> str:
     """What the engine said, fit to be shown."""
+def _refused(what: str, answer: httpx.Response) -> TransferError:
+    """With what the engine said, fit to be shown."""
     try:
-        return Refusal.model_validate_json(answer.content).error.message
+        error = Refusal.model_validate_json(answer.content).error
     except ValueError:
-        return f"HTTP {answer.status_code}: {visible(answer.text[:LONGEST_WORDS])}"
+        return TransferError(f"{what}: HTTP {answer.status_code}: {visible(answer.text[:LONGEST_WORDS])}")
+    return RefusedError(f"{what}: {error.message}", error.reason)

@@ -1,0 +1,293 @@
+"""The trainer's dealings with the API server: the Lease, the WeightVersion, and what it says from then on.
+
+All of it runs in the loop of the SDK's own thread; `look` and `may_send` may be asked from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import secrets
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rollfleet_protocol.engine_config import FleetIdentity
+from rollfleet_protocol.senders import holder_identity, offer
+from rollfleet_trainer.apiserver import API, ApiServer, path_of
+from rollfleet_trainer.background import Background
+from rollfleet_trainer.errors import (
+    ApiServerError,
+    ConflictError,
+    NotFoundError,
+    NotPossible,
+    SenderLost,
+    TransferError,
+    UnreachableError,
+)
+from rollfleet_trainer.keeper import Keeper
+from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Standing, judge
+from rollfleet_trainer.sending import Fleet
+from rollfleet_trainer.tokens import Tokens, account_of_caller
+from rollfleet_trainer.versions import Plan, Wish, in_charge, plan
+
+logger = logging.getLogger("rollfleet.trainer")
+
+WRITES = 8  # against other writers
+AGAIN_S, LONGEST_AGAIN_S = 0.5, 5.0  # before the API server is asked again
+SLICE_S = 0.5  # of waiting: how late the loss of a Lease is told at most
+
+
+class Control:
+    """One fleet, seen by one trainer process."""
+
+    def __init__(
+        self,
+        background: Background,
+        namespace: str,
+        name: str,
+        *,
+        kubeconfig: str | Path | None,
+        service_account: str | None,
+        lease_duration_s: int,
+    ) -> None:
+        self._background = background
+        self._namespace, self._name = namespace, name
+        self._kubeconfig, self._service_account = kubeconfig, service_account
+        self._duration_s = lease_duration_s
+        self._api: ApiServer | None = None
+        self._engine: Manifest = {}
+        self._weight_version: Manifest = {}
+        self._asked: Asked | None = None
+        self._patience: Patience | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._away = ""  # why nothing is heard of the API server
+        self._stopped: Exception | None = None
+        self._look = Look(Standing.WAITING)
+        self.keeper: Keeper | None = None
+        self.tokens: Tokens | None = None
+
+    # --- asking for a version
+
+    async def ask(self, wish: Wish, wait_s: float) -> Asked:
+        """Take the Lease, ask for the version, and offer it."""
+        api = await self._connected()
+        keeper = self._keeper
+        await keeper.take(wait_s)
+        self._stopped = None
+        asked = await self._ask(api, wish)
+        self._asked, self._look = asked, judge(self._weight_version, asked, keeper.holder)
+        self._patience = Patience(self._weight_version, self._engine, time.monotonic())
+        await self.offer()
+        self._following = asyncio.create_task(self._follow(api, asked), name=f"news of {asked.name}")
+        return asked
+
+    async def offer(self) -> None:
+        """Stand ready to send what was asked for."""
+        asked = self._required()
+        await self._keeper.offer(offer(asked.uid, asked.version))
+
+    async def withdraw(self, message: str) -> None:
+        """Send it no more, and say why: this ends the attempt at once instead of at its deadline."""
+        await self._keeper.offer("", message)
+
+    async def end(self, message: str = "") -> None:
+        """The update has ended for this process. Whatever cannot be told any more is seen by others at a deadline."""
+        await self._stop_following()
+        if self.keeper is not None and self.keeper.holds():
+            with suppress(ApiServerError, SenderLost):
+                await self.keeper.offer("", message)
+
+    async def close(self) -> None:
+        """Give the Lease back, close connections."""
+        await self._stop_following()
+        if self.keeper is not None:
+            await self.keeper.release()
+        if self._api is not None:
+            await self._api.close()
+            self._api = None
+
+    async def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+            self._following = None
+
+    async def _connected(self) -> ApiServer:
+        if self._api is None:
+            self._api = await ApiServer.connect(self._kubeconfig)
+        api = self._api
+        self._engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
+        if self.keeper is None:
+            account = await self._account(api)
+            instance = f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
+            holder = holder_identity(account, instance)
+            self.keeper = Keeper(api, self._namespace, self._name, holder, self._duration_s)
+            self.tokens = Tokens(api, self._background, (self._namespace, account))
+        return api
+
+    async def _account(self, api: ApiServer) -> str:
+        trainers = tuple(str(each["serviceAccountName"]) for each in self._engine["spec"].get("trainers") or ())
+        named = self._service_account
+        if named is None:
+            return await account_of_caller(api, self._namespace, trainers)
+        if named not in trainers:
+            others = ", ".join(trainers) or "nobody"
+            raise NotPossible(f"{self._namespace}/{self._name}: {named!r} is none of spec.trainers ({others})")
+        return named
+
+    async def _ask(self, api: ApiServer, wish: Wish) -> Asked:
+        words = ""
+        for _ in range(WRITES):
+            charge = await self._charge(api)
+            planned = plan(self._engine, charge, wish)
+            try:
+                written = await self._write(api, planned, charge)
+            except ConflictError as error:
+                words = str(error)
+                self._engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
+                continue
+            except UnreachableError:
+                charge = await self._charge(api)  # the answer may have got lost, not the request
+                if charge is None or (charge["spec"]["version"], charge["spec"].get("step")) != (
+                    planned.version,
+                    wish.step,
+                ):
+                    raise
+                written = charge
+            self._weight_version = written
+            return self._asked_by(written)
+        raise ConflictError(f"{self._namespace}/{self._name}: {WRITES} writes in a row were too late: {words}")
+
+    async def _charge(self, api: ApiServer) -> Manifest | None:
+        listed = await api.get(path_of(API, self._namespace, "weightversions"))
+        return in_charge(listed.get("items") or (), self._engine)
+
+    async def _write(self, api: ApiServer, planned: Plan, charge: Manifest | None) -> Manifest:
+        if planned.body is None and charge is not None:
+            return charge
+        body: Any = planned.body
+        if planned.creates:
+            return await api.create(path_of(API, self._namespace, "weightversions"), body)
+        return await api.patch(path_of(API, self._namespace, "weightversions", planned.name), body)
+
+    def _asked_by(self, weight_version: Manifest) -> Asked:
+        metadata = weight_version["metadata"]
+        return Asked(
+            namespace=self._namespace,
+            fleet=self._name,
+            name=metadata["name"],
+            uid=metadata["uid"],
+            version=int(weight_version["spec"]["version"]),
+            generation=int(metadata["generation"]),
+        )
+
+    # --- what it says from then on
+
+    @property
+    def look(self) -> Look:
+        """The newest one."""
+        return self._look
+
+    @property
+    def weight_version(self) -> Manifest:
+        """As it was seen last."""
+        return self._weight_version
+
+    async def next(self, seen: Look | None, timeout_s: float) -> Look:
+        """The next look that differs from `seen`, or the same after `timeout_s`.
+
+        Raises SenderLost where this process is no longer the sender and still needed, UpdateFailed where a phase
+        takes longer than its spec allows.
+        """
+        ends = time.monotonic() + timeout_s
+        while True:
+            look, now = self._look, time.monotonic()
+            if look.standing in (Standing.ACTIVE, Standing.ENDED):
+                return look
+            if self._stopped is not None:
+                raise self._stopped
+            if look.standing is not Standing.TAKEN and not self._keeper.holds():
+                raise SenderLost(f"{self._required().place}: {self._keeper.why_lost()}; start the update anew")
+            if self._patience is not None and self._patience.left_s(look, now) <= 0:
+                raise self._patience.over(look, self._required(), self._away)
+            if look != seen or now >= ends:
+                return look
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(SLICE_S, ends - now)):
+                    await self._changed.wait()
+
+    async def fleet(self) -> Fleet:
+        """What a sender needs to know, and tokens for the engines of the newest look."""
+        identity = FleetIdentity(namespace=self._namespace, name=self._name, uid=self._engine["metadata"]["uid"])
+        bundle = (self._engine.get("status") or {}).get("caBundle")
+        if not bundle:
+            raise NotPossible(f"{self._namespace}/{self._name}: status.caBundle is empty: no operator has looked at it")
+        if self.tokens is not None:
+            await self.tokens.prepare(identity.audience(seat.pod_uid) for seat in self._look.seats)
+        return Fleet(
+            identity=identity,
+            backend=str((self._engine["spec"].get("weightTransfer") or {}).get("backend") or ""),
+            ca=base64.b64decode(bundle).decode(),
+            holder=self._keeper.holder,
+            transfer_s=600.0 if self._patience is None else self._patience.transfer_s,
+        )
+
+    def may_send(self, epoch: int) -> None:
+        """Raise where this process must not send any more for this attempt: the push is checked by it at each step."""
+        look, asked = self._look, self._required()
+        if self._stopped is not None:
+            raise self._stopped
+        if not self._keeper.holds():
+            raise SenderLost(f"{asked.place}: {self._keeper.why_lost()}: nothing more is sent")
+        if look.error is not None:
+            raise look.error
+        if look.epoch != epoch:
+            raise TransferError(f"{asked.place}: the operator has ended this attempt: {look.message}")
+
+    def stop(self, why: Exception) -> None:
+        """Whoever waits or sends for this update raises this."""
+        self._stopped = why
+        self._background.loop.call_soon_threadsafe(self._changed.set)
+
+    async def _follow(self, api: ApiServer, asked: Asked) -> None:
+        pause_s = AGAIN_S
+        path = path_of(API, self._namespace, "weightversions")
+        while True:
+            try:
+                found = await api.get(f"{path}/{asked.name}")
+                self._take_in(found, asked)
+                self._away, pause_s = "", AGAIN_S
+                async for news in api.watch(path, asked.name, found["metadata"]["resourceVersion"]):
+                    self._take_in(news, asked)
+            except NotFoundError:
+                self.stop(NotPossible(f"{asked.place}: WeightVersion {asked.name} was deleted"))
+                return
+            except ApiServerError as error:
+                self._away = f"the API server: {error}"
+                logger.warning("%s: %s", asked.place, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_AGAIN_S)
+
+    def _take_in(self, found: Manifest, asked: Asked) -> None:
+        if found["metadata"]["uid"] != asked.uid:
+            raise NotFoundError(f"{asked.name} was made anew")
+        self._weight_version = found
+        self._look = judge(found, asked, self._keeper.holder)
+        self._changed.set()
+
+    @property
+    def _keeper(self) -> Keeper:
+        if self.keeper is None:
+            raise NotPossible("there is no connection yet")
+        return self.keeper
+
+    def _required(self) -> Asked:
+        if self._asked is None:
+            raise NotPossible("no version was asked for yet")
+        return self._asked

@@ -1,0 +1,181 @@
+"""One push to all engines of an update: vLLM's four calls, fanned out, while this process is the sender.
+
+The engines' doors open a moment after the operator has told that all are ready: the first call waits for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rollfleet_protocol.refusals import RefusalReason
+from rollfleet_trainer.errors import NotPossible, RefusedError, TransferError
+from rollfleet_trainer.fan_out import FanOut, SyncClient, Target, group_size
+from rollfleet_trainer.looks import Seat
+
+if TYPE_CHECKING:
+    from rollfleet_trainer.sources import DigestedSource, Given
+
+DOORS_S = 15.0  # the operator's Transfer goes out as soon as the status that we see is written
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.25
+
+
+def group_name(holder: str, seats: Sequence[Seat]) -> str:
+    """The group epoch: members and trainer by their processes. The same group may keep its communicator."""
+    members = "\n".join(f"{seat.incarnation} {seat.rank_offset} {seat.world_size}" for seat in seats)
+    return f"{holder}:{hashlib.sha256(members.encode()).hexdigest()[:16]}"[-256:]
+
+
+class Door:
+    """The four calls of one engine, over the pushes of one group.
+
+    A version's tensors may come in several parts: a sender starts and finishes each, the engine hears of one start and
+    one finish.
+    """
+
+    def __init__(self, guard: SyncClient) -> None:
+        self._guard = guard
+        self._push: Push | None = None
+        self._is_open = self._has_started = False
+
+    def enter(self, push: Push) -> None:
+        """From here on calls belong to this push."""
+        self._push, self._is_open, self._has_started = push, False, False
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Phase 1."""
+        self._call(lambda: self._guard.init_weight_transfer_engine(init_info))
+
+    def start_weight_update(self) -> None:
+        """Phase 2, once."""
+        if not self._has_started:
+            self._call(self._guard.start_weight_update)
+            self._has_started = True
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Phase 3, as often as there are parts."""
+        self._call(lambda: self._guard.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
+        """Phase 4, after the last part."""
+        if self._of.more_follows:
+            return
+        self._of.finishing = True
+        self._call(lambda: self._guard.finish_weight_update(weight_version, digest))
+
+    def abort_weight_update(self, reason: str) -> None:
+        """Say why no more comes; at once, whoever is the sender by now: a guard takes it from its own only."""
+        self._guard.abort_weight_update(reason)
+
+    @property
+    def _of(self) -> Push:
+        if self._push is None:
+            raise NotPossible("there is no push: begin one")
+        return self._push
+
+    def _call(self, call: Callable[[], None]) -> None:
+        ends, pause_s = time.monotonic() + DOORS_S, FIRST_LOOK_S
+        while True:
+            self._of.check()
+            try:
+                call()
+            except RefusedError as error:
+                early = error.reason is RefusalReason.FORBIDDEN and not self._is_open
+                if not early or time.monotonic() >= ends:
+                    raise
+            else:
+                self._is_open = True
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+
+
+class Push:
+    """Keeps vLLM's VLLMWeightSyncClient (0.27.1: four methods, by structure) towards all engines of one attempt.
+
+    Calls block until every engine has answered, and raise TransferError with the words of all that failed, each with
+    its pod and phase; SenderLost and Superseded where this process must not send any more.
+    """
+
+    def __init__(
+        self, version: int, seats: Sequence[Seat], doors: Sequence[Door], group: str, may_send: Callable[[], None]
+    ) -> None:
+        self.version = version
+        self.group = group  # changes with every process that takes part
+        self.targets = tuple(seats)  # engines in the order of their ranks; the trainer is rank 0
+        self.more_follows = False  # parts: a finish before the last one is none
+        self.finishing = False  # the last phase has been called somewhere
+        self.finished = False  # at all engines
+        self.sent_bytes = 0
+        self._may_send = may_send
+        self._digest: str | None = None
+        self.doors = tuple(
+            Target(door, seat.rank_offset, seat.world_size) for door, seat in zip(doors, seats, strict=True)
+        )
+        self._fan = FanOut(self.doors)
+        for door in doors:
+            door.enter(self)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of trainer and engines together."""
+        return group_size(self.doors)
+
+    def check(self) -> None:
+        """Raise where this process must not send any more."""
+        self._may_send()
+
+    def took(self, nbytes: int) -> None:
+        """A tensor goes out."""
+        self.check()
+        self.sent_bytes += nbytes
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Phase 1. rank_offset and world_size are each engine's own where the info names them."""
+        size = self.world_size
+
+        def init(target: Target) -> None:
+            own = {"rank_offset": target.rank_offset, "world_size": size}
+            target.client.init_weight_transfer_engine(
+                init_info | {name: value for name, value in own.items() if name in init_info}
+            )
+
+        self._fan.all(init)
+
+    def start_weight_update(self) -> None:
+        """Phase 2."""
+        self._fan.all(lambda target: target.client.start_weight_update())
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Phase 3: blocks while the trainer sends, so run it beside that where the backend is a collective."""
+        self._fan.all(lambda target: target.client.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
+        """Phase 4. The label is this version, the digest that of the newest whole pass of `source`, unless given."""
+        label, told = weight_version or str(self.version), digest or self._digest
+        self._fan.all(lambda target: target.client.finish_weight_update(label, told))
+        self.finished = True
+
+    def abort_weight_update(self, reason: str) -> None:
+        """Say to all engines why no more comes. One that cannot be told, or has ended the transfer, is left alone."""
+        for call in self._fan.begin(lambda target: target.client.abort_weight_update(reason)):
+            if (error := call.exception()) is not None and not isinstance(error, TransferError):
+                raise error
+
+    def source(self, model: Given) -> DigestedSource:
+        """vLLM's WeightSource of a module, or around another one, which digests what is sent as it is gone through.
+
+        Without it engines can only compare among themselves: status.digestSource EnginesOnly.
+        """
+        from rollfleet_trainer.sources import DigestedSource  # noqa: PLC0415 - needs torch
+
+        return DigestedSource(model, self._saw, self.took)
+
+    def _saw(self, digest: str) -> None:
+        self._digest = digest
+
+    def close(self) -> None:
+        """End the threads."""
+        self._fan.close()

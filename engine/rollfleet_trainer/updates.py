@@ -1,0 +1,114 @@
+"""What an update tells: while it runs, and at its end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from rollfleet_trainer.errors import EngineProblem
+from rollfleet_trainer.looks import Asked, Manifest, problems_of
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Update:
+    """A version that the fleet serves. Times are in seconds, as the operator measured them."""
+
+    version: int
+    step: str
+    digest: str  # "sha256:<hex>", on which all engines agree
+    digest_source: str  # Trainer: it is that of what was sent. EnginesOnly: nobody vouches for it but the engines
+    paused_s: float  # how long the fleet answered nothing
+    transfer_s: float  # of that, until all engines held the weights
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    attempts: int = 1
+    engines: tuple[str, ...] = ()  # pods that took the version
+    problems: tuple[EngineProblem, ...] = ()  # of those that were left out, and join later
+
+    @classmethod
+    def of(cls, weight_version: Manifest, asked: Asked) -> Update:
+        """Of an object whose version is committed; it may have gone on since."""
+        status = weight_version.get("status") or {}
+        if status.get("version") != asked.version:
+            return cls._of_history(status, asked)
+        seconds = {name: _number(text) for name, text in (status.get("phaseSeconds") or {}).items()}
+        problems = problems_of(status)
+        out = {each.name for each in problems}
+        return cls(
+            version=asked.version,
+            step=str(status.get("step") or ""),
+            digest=str(status.get("digest") or ""),
+            digest_source=str(status.get("digestSource") or ""),
+            paused_s=_number(status.get("pausedSeconds")),
+            transfer_s=seconds.get("transferring", 0.0),
+            phase_seconds=seconds,
+            attempts=int(status.get("attempt") or 1),
+            engines=tuple(each["name"] for each in status.get("targets") or () if each["name"] not in out),
+            problems=problems,
+        )
+
+    @classmethod
+    def _of_history(cls, status: Manifest, asked: Asked) -> Update:
+        ended: Manifest = next(
+            (each for each in reversed(status.get("history") or ()) if each["version"] == asked.version), {}
+        )
+        return cls(
+            version=asked.version,
+            step=str(ended.get("step") or ""),
+            digest=str(ended.get("digest") or ""),
+            digest_source=str(ended.get("digestSource") or ""),
+            paused_s=_number(ended.get("pausedSeconds")),
+            transfer_s=0.0,
+        )
+
+
+def _number(text: Any) -> float:
+    return float(text) if text else 0.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an update is."""
+
+    version: int
+    phase: str  # Pending, Preparing, Quiescing, Transferring, Verifying, Opening, Active
+    attempt: int
+    done: int  # engines that have done the phase's step
+    total: int
+    sent_bytes: int  # by this process, in this attempt
+    seconds: float  # since the update was asked for
+    message: str = ""  # what is waited for
+
+    def words(self) -> str:
+        """One line."""
+        engines = f" {self.done}/{self.total} engines" if self.total else ""
+        sent = f", {self.sent_bytes / MIB:.0f} MiB sent" if self.sent_bytes else ""
+        again = f", attempt {self.attempt}" if self.attempt > 1 else ""
+        return f"version {self.version} {self.phase}{engines}{sent}{again}, {self.seconds:.0f} s"
+
+
+OnProgress = Callable[[Progress], None]
+
+
+class ProgressLine:
+    """Shows progress: one line that changes on a terminal, else a line per phase. Give it as `on_progress`."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._phase = ("", 0)
+        self._width = 0
+
+    def __call__(self, progress: Progress) -> None:
+        """Show it."""
+        words, phase = progress.words(), (progress.phase, progress.attempt)
+        ended = progress.phase == "Active"
+        if self._stream.isatty():
+            self._stream.write(f"\r{words.ljust(self._width)}" + ("\n" if ended else ""))
+            self._width = len(words)
+        elif phase != self._phase:
+            self._stream.write(f"{words}\n")
+        self._phase = phase
+        self._stream.flush()

@@ -1,0 +1,132 @@
+"""Which number a version gets, and what is written of it. Pure: over objects as the API server has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollfleet_trainer.errors import NotPossible
+
+Manifest = dict[str, Any]
+API_VERSION = "rollfleet.io/v1alpha1"
+TRAINER: Manifest = {"type": "Trainer", "trainer": {}, "checkpoint": None}
+ENDED = ("Active", "Failed")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for. Fields of None stay as the WeightVersion has them."""
+
+    version: int | None = None  # None: the next one
+    step: str = ""
+    pause: str | None = None  # abort, wait, keep
+    drain_timeout_s: int | None = None
+    probe: Sequence[int] | None = None  # token ids
+    recovery: str | None = None  # path of a stored copy below volumes.checkpoints
+    spec: Mapping[str, Any] = field(default_factory=dict)  # further fields of spec, as the API has them
+
+    def __post_init__(self) -> None:
+        fixed = {"version", "source", "engineRef", "step", "recovery"} & set(self.spec)
+        if fixed:
+            raise NotPossible(f"spec must not set {', '.join(sorted(fixed))}: the arguments of update do")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written so that the fleet is asked for a version; `body` None: it is asked for already."""
+
+    version: int
+    name: str
+    creates: bool
+    body: Manifest | None
+
+
+def in_charge(weight_versions: Sequence[Manifest], engine: Manifest) -> Manifest | None:
+    """The one that brought the committed version, else the oldest that stays: as the operator chooses."""
+    name = engine["metadata"]["name"]
+    present = [
+        each
+        for each in weight_versions
+        if each["spec"]["engineRef"]["name"] == name and not each["metadata"].get("deletionTimestamp")
+    ]
+    uid = _committed(engine).get("weightVersionUID")
+    oldest = min(
+        present, key=lambda each: (each["metadata"]["creationTimestamp"], each["metadata"]["uid"]), default=None
+    )
+    return next((each for each in present if each["metadata"]["uid"] == uid), oldest)
+
+
+def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
+    """What to write. NotPossible where the operator would not take it."""
+    place = f"{engine['metadata']['namespace']}/{engine['metadata']['name']}"
+    if engine["metadata"].get("deletionTimestamp"):
+        raise NotPossible(f"{place}: the fleet is being deleted")
+    if charge is not None and wish.version == charge["spec"]["version"] and is_under_way(charge):
+        return Plan(int(charge["spec"]["version"]), charge["metadata"]["name"], creates=False, body=None)
+    highest = highest_version(engine, charge)
+    version = highest + 1 if wish.version is None else wish.version
+    if version <= highest:
+        raise NotPossible(f"{place}: version {version} must exceed {highest}, which was asked for or is committed")
+    spec = _spec(version, wish)
+    if charge is not None:
+        metadata = {name: charge["metadata"][name] for name in ("resourceVersion", "uid")}
+        return Plan(version, charge["metadata"]["name"], creates=False, body={"metadata": metadata, "spec": spec})
+    name = f"{engine['metadata']['name']}-policy"
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": "WeightVersion",
+        "metadata": {"name": name, "namespace": engine["metadata"]["namespace"]},
+        "spec": _without_none(spec | {"engineRef": {"name": engine["metadata"]["name"]}}),
+    }
+    return Plan(version, name, creates=True, body=body)
+
+
+def highest_version(engine: Manifest, charge: Manifest | None) -> int:
+    """The highest number that was ever used, as far as the objects tell."""
+    asked = 0 if charge is None else int(charge["spec"]["version"])
+    return max(asked, int(_committed(engine).get("version") or 0))
+
+
+def is_under_way(charge: Manifest) -> bool:
+    """Whether its version is a trainer's that has not ended: whoever offers it may send it."""
+    if charge["spec"]["source"]["type"] != "Trainer":
+        return False
+    status = charge.get("status") or {}
+    ended = status.get("version") == charge["spec"]["version"] and status.get("phase") in ENDED
+    return not ended or status.get("observedGeneration", 0) < charge["metadata"]["generation"]
+
+
+def _spec(version: int, wish: Wish) -> Manifest:
+    """The fields that are written: a merge patch. A copy of the version before is none of this one."""
+    recovery = None if wish.recovery is None else {"checkpoint": {"path": wish.recovery}}
+    spec: Manifest = {"version": version, "step": wish.step, "source": TRAINER, "recovery": recovery}
+    pause: Manifest = {}
+    if wish.pause is not None:
+        pause["mode"] = wish.pause
+    if wish.drain_timeout_s is not None:
+        pause["drainTimeoutSeconds"] = wish.drain_timeout_s
+    if pause:
+        spec["pause"] = pause
+    if wish.probe is not None:
+        spec["verify"] = {"probe": {"tokens": [int(token) for token in wish.probe]}}
+    merged: Manifest = _merged(spec, dict(wish.spec))
+    return merged
+
+
+def _merged(one: Any, other: Any) -> Any:
+    if not (isinstance(one, dict) and isinstance(other, Mapping)):
+        return other
+    return {**one, **{name: _merged(one.get(name), value) for name, value in other.items()}}
+
+
+def _without_none(value: Any) -> Any:
+    """What a merge patch would remove has no place in a new object."""
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_none(each) for name, each in value.items() if each is not None}
+
+
+def _committed(engine: Manifest) -> Manifest:
+    found: Manifest = (engine.get("status") or {}).get("committed") or {}
+    return found

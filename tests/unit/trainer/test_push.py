@@ -1,0 +1,167 @@
+"""vLLM's four calls over several engines: order, doors that open late, ends that come from elsewhere."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollfleet_protocol.refusals import RefusalReason
+from rollfleet_trainer import push as push_module
+from rollfleet_trainer.errors import RefusedError, SenderLost, TransferError
+from rollfleet_trainer.looks import Seat
+from rollfleet_trainer.push import Door, Push, group_name
+
+SEATS = (
+    Seat("qwen-0", "uid-0", "i0", "https://10.0.0.1:8001", 1, 2),
+    Seat("qwen-1", "uid-1", "i1", "https://10.0.0.2:8001", 3, 4),
+)
+
+
+class Engine:
+    """The far end of a door: what was called, and what is raised next."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.raises: list[Exception] = []
+
+    def _called(self, name: str, what: Any) -> None:
+        if self.raises:
+            raise self.raises.pop(0)
+        self.calls.append((name, what))
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._called("init", init_info)
+
+    def start_weight_update(self) -> None:
+        self._called("start", None)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._called("update", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
+        self._called("finish", (weight_version, digest))
+
+
+def nothing() -> None:
+    """May send."""
+
+
+def begin(engines: list[Engine], may_send: Callable[[], None] = nothing) -> Push:
+    return Push(7, SEATS, [Door(engine) for engine in engines], "group", may_send)
+
+
+@pytest.fixture
+def engines() -> list[Engine]:
+    return [Engine(), Engine()]
+
+
+def test_each_engine_gets_its_own_ranks_and_only_where_the_backend_has_ranks(engines: list[Engine]):
+    push = begin(engines)
+    push.init_weight_transfer_engine({"master_address": "a", "rank_offset": 1, "world_size": 3})
+    assert [engine.calls for engine in engines] == [
+        [("init", {"master_address": "a", "rank_offset": 1, "world_size": 7})],
+        [("init", {"master_address": "a", "rank_offset": 3, "world_size": 7})],
+    ]
+    push.init_weight_transfer_engine({"packed": True})
+    assert engines[1].calls[1] == ("init", {"packed": True})
+    assert push.world_size == 7
+
+
+def test_the_label_is_this_version_and_the_digest_what_was_given(engines: list[Engine]):
+    push = begin(engines)
+    push.start_weight_update()
+    push.update_weights({"names": []})
+    assert not push.finished
+    push.finish_weight_update()
+    assert push.finished
+    assert engines[0].calls[-1] == ("finish", ("7", None))
+    push = begin(engines)
+    push.finish_weight_update("label", "sha256:00")
+    assert engines[1].calls[-1] == ("finish", ("label", "sha256:00"))
+
+
+def test_parts_are_one_update_to_the_engines(engines: list[Engine]):
+    push = begin(engines)
+    for part in range(3):
+        push.more_follows = part < 2
+        push.start_weight_update()
+        push.update_weights({"part": part})
+        assert not push.finishing
+        push.finish_weight_update("7", f"digest {part}")
+        assert push.finishing is (part == 2)
+    for engine in engines:
+        assert [name for name, _ in engine.calls] == ["start", "update", "update", "update", "finish"]
+        assert engine.calls[-1] == ("finish", ("7", "digest 2"))
+    doors = [target.client for target in push.doors]
+    again = Push(8, SEATS, doors, "group", nothing)
+    again.start_weight_update()
+    assert engines[0].calls[-1] == ("start", None), "the next version starts anew over the same doors"
+
+
+def forbidden() -> RefusedError:
+    return RefusedError("qwen-0: start_weight_update: nobody was named", RefusalReason.FORBIDDEN)
+
+
+def test_a_door_that_is_not_open_yet_is_waited_for_once(engines: list[Engine], monkeypatch: pytest.MonkeyPatch):
+    engines[0].raises = [forbidden(), forbidden(), forbidden()]
+    push = begin(engines)
+    push.start_weight_update()
+    assert engines[0].calls == [("start", None)]
+    engines[0].raises = [forbidden()]
+    with pytest.raises(TransferError, match="nobody was named"):
+        push.update_weights({})
+    monkeypatch.setattr(push_module, "DOORS_S", 0.1)
+    engines[0].raises = [forbidden() for _ in range(1000)]
+    with pytest.raises(TransferError, match="nobody was named"):
+        begin(engines).start_weight_update()
+
+
+def test_other_refusals_are_told_at_once_and_of_all_engines(engines: list[Engine]):
+    engines[0].raises = [RefusedError("qwen-0: init: wrong order", RefusalReason.ORDER_VIOLATION)]
+    engines[1].raises = [TransferError("qwen-1: init: ConnectError")]
+    with pytest.raises(TransferError, match=r"wrong order.*ConnectError"):
+        begin(engines).init_weight_transfer_engine({})
+    assert engines[0].calls == []
+
+
+def test_who_is_no_longer_the_sender_calls_nobody(engines: list[Engine]):
+    lost: list[Exception] = []
+
+    def may_send() -> None:
+        if lost:
+            raise lost[0]
+
+    push = begin(engines, may_send)
+    push.start_weight_update()
+    lost.append(SenderLost("Lease qwen-sender was not renewed"))
+    with pytest.raises(SenderLost):
+        push.update_weights({})
+    with pytest.raises(SenderLost):
+        push.took(1)
+    assert [name for name, _ in engines[0].calls] == ["start"]
+
+
+def test_a_door_is_not_waited_for_by_who_is_stopped(engines: list[Engine]):
+    stopped = threading.Event()
+
+    def may_send() -> None:
+        if stopped.is_set():
+            raise SenderLost("stopped")
+
+    engines[0].raises = [forbidden() for _ in range(10_000)]
+    push = begin(engines, may_send)
+    threading.Timer(0.2, stopped.set).start()
+    with pytest.raises(SenderLost, match="stopped"):
+        push.start_weight_update()
+
+
+def test_a_group_is_named_by_all_processes_in_it():
+    name = group_name("grpo/me", SEATS)
+    restarted = (SEATS[0], Seat("qwen-1", "uid-1", "i2", "https://10.0.0.2:8001", 3, 4))
+    assert (
+        len({name, group_name("grpo/other", SEATS), group_name("grpo/me", restarted), group_name("grpo/me", SEATS[:1])})
+        == 4
+    )
+    assert name == group_name("grpo/me", SEATS)
+    assert len(group_name("x" * 400, SEATS)) <= 256

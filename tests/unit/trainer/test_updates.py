@@ -1,0 +1,72 @@
+"""What an update tells at its end and on its way."""
+
+import io
+from typing import Any
+
+from rollfleet_trainer.looks import Asked
+from rollfleet_trainer.updates import Progress, ProgressLine, Update
+
+ASKED = Asked("rl", "qwen", "qwen-policy", "uid-1", version=7, generation=3)
+STATUS = {
+    "version": 7,
+    "step": "700",
+    "digest": "sha256:00",
+    "digestSource": "Trainer",
+    "attempt": 2,
+    "pausedSeconds": "3.250",
+    "phaseSeconds": {
+        "preparing": "0.1",
+        "quiescing": "0.5",
+        "transferring": "2.125",
+        "verifying": "0.25",
+        "opening": "",
+    },
+    "targets": [{"name": "qwen-0"}, {"name": "qwen-1"}],
+    "progress": {"failed": [{"name": "qwen-1", "reason": "CoverageFailed", "message": "layer 3"}]},
+}
+
+
+def test_an_update_tells_what_the_operator_measured():
+    update = Update.of({"status": STATUS}, ASKED)
+    assert (update.version, update.step, update.digest, update.digest_source) == (7, "700", "sha256:00", "Trainer")
+    assert (update.paused_s, update.transfer_s, update.attempts) == (3.25, 2.125, 2)
+    assert update.phase_seconds["opening"] == 0.0
+    assert update.engines == ("qwen-0",)
+    assert [each.message for each in update.problems] == ["layer 3"]
+
+
+def test_an_update_that_was_overtaken_is_told_from_history():
+    ended = {"version": 7, "step": "700", "outcome": "Active", "digest": "sha256:00", "pausedSeconds": "1.5"}
+    update = Update.of({"status": {**STATUS, "version": 8, "history": [{"version": 6}, ended]}}, ASKED)
+    assert (update.version, update.step, update.digest, update.paused_s) == (7, "700", "sha256:00", 1.5)
+    assert Update.of({"status": {"version": 8}}, ASKED).digest == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def progress(phase: str, **changes: Any) -> Progress:
+    fields: dict[str, Any] = {"attempt": 1, "done": 1, "total": 2, "sent_bytes": 0, "seconds": 4.4} | changes
+    return Progress(7, phase, **fields)
+
+
+def test_the_progress_line_is_one_line_on_a_terminal_and_one_per_phase_elsewhere():
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        line = ProgressLine(stream)
+        line(progress("Quiescing"))
+        line(progress("Transferring", sent_bytes=3 << 20))
+        line(progress("Transferring", sent_bytes=9 << 20, attempt=2))
+        line(progress("Active", done=0, total=0))
+    assert log.getvalue().splitlines() == [
+        "version 7 Quiescing 1/2 engines, 4 s",
+        "version 7 Transferring 1/2 engines, 3 MiB sent, 4 s",
+        "version 7 Transferring 1/2 engines, 9 MiB sent, attempt 2, 4 s",
+        "version 7 Active, 4 s",
+    ]
+    assert terminal.getvalue().count("\n") == 1
+    last = terminal.getvalue().split("\r")[-1]
+    assert last.rstrip() == "version 7 Active, 4 s"
+    assert len(last.rstrip("\n")) >= len("version 7 Transferring 1/2 engines, 9 MiB sent, attempt 2, 4 s")

@@ -1,0 +1,108 @@
+"""Which number a version gets, and what is written."""
+
+from typing import Any
+
+import pytest
+
+from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.versions import Wish, in_charge, is_under_way, plan
+
+
+def engine(committed: int | None = 0, uid: str | None = None) -> dict[str, Any]:
+    record = {} if committed is None else {"committed": {"version": committed, "weightVersionUID": uid}}
+    return {"metadata": {"namespace": "rl", "name": "qwen"}, "spec": {}, "status": record}
+
+
+def weight_version(version: int, source: str = "Trainer", **changes: Any) -> dict[str, Any]:
+    metadata = {
+        "name": "qwen-policy",
+        "uid": "uid-1",
+        "resourceVersion": "17",
+        "generation": 3,
+        "creationTimestamp": "2026-11-30T01:00:00Z",
+    }
+    spec = {"engineRef": {"name": "qwen"}, "version": version, "source": {"type": source}}
+    status = {"version": version, "phase": "Active", "observedGeneration": 3}
+    metadata |= changes.pop("metadata", {})
+    return {"metadata": metadata, "spec": spec, "status": status | changes.pop("status", {})} | changes
+
+
+def test_the_first_version_of_a_fleet_makes_an_object():
+    planned = plan(engine(), None, Wish(step="10", pause="wait", drain_timeout_s=5, probe=[1, 2]))
+    assert (planned.version, planned.creates, planned.name) == (1, True, "qwen-policy")
+    assert planned.body is not None
+    assert planned.body["spec"] == {
+        "engineRef": {"name": "qwen"},
+        "version": 1,
+        "step": "10",
+        "source": {"type": "Trainer", "trainer": {}},
+        "pause": {"mode": "wait", "drainTimeoutSeconds": 5},
+        "verify": {"probe": {"tokens": [1, 2]}},
+    }
+
+
+def test_a_bump_is_above_all_that_was_asked_for_or_committed_and_holds_for_what_was_read():
+    for asked, committed, expected in ((4, 4, 5), (7, 4, 8), (4, 9, 10)):
+        planned = plan(engine(committed), weight_version(asked), Wish(step="s"))
+        assert planned.version == expected
+        assert planned.body is not None
+        assert planned.body["metadata"] == {"resourceVersion": "17", "uid": "uid-1"}
+
+
+def test_a_bump_takes_back_what_was_true_of_the_version_before():
+    body = plan(engine(1), weight_version(1, source="Checkpoint"), Wish()).body
+    assert body is not None
+    assert body["spec"]["source"] == {"type": "Trainer", "trainer": {}, "checkpoint": None}
+    assert body["spec"]["recovery"] is None
+    assert "pause" not in body["spec"]
+    body = plan(engine(1), weight_version(1), Wish(recovery="step-2")).body
+    assert body is not None
+    assert body["spec"]["recovery"] == {"checkpoint": {"path": "step-2"}}
+
+
+@pytest.mark.parametrize("version", [0, 3, 4])
+def test_a_number_that_was_used_is_refused(version: int):
+    with pytest.raises(NotPossible, match=f"version {version} must exceed 4"):
+        plan(engine(4), weight_version(4), Wish(version=version))
+
+
+def test_a_version_that_waits_for_a_trainer_is_not_asked_for_again():
+    for phase in ("Preparing", "Quiescing", "Transferring"):
+        waiting = weight_version(5, status={"phase": phase})
+        assert plan(engine(4), waiting, Wish(version=5)).body is None
+        assert plan(engine(4), waiting, Wish()).version == 6
+    for ended in ({"phase": "Failed"}, {"phase": "Active"}):
+        with pytest.raises(NotPossible):
+            plan(engine(4), weight_version(5, status=ended), Wish(version=5))
+    assert not is_under_way(weight_version(5, source="Checkpoint", status={"phase": "Preparing"}))
+    assert is_under_way(weight_version(5, status={"version": 4}))
+    assert is_under_way(weight_version(5, status={"phase": "Failed", "observedGeneration": 2})), "it was asked again"
+
+
+def test_of_several_objects_the_one_that_brought_the_commit_leads_else_the_oldest():
+    older = weight_version(3, metadata={"uid": "uid-2", "creationTimestamp": "2026-11-29T00:00:00Z"})
+    newer, foreign = weight_version(4), weight_version(9, metadata={"uid": "uid-3"})
+    foreign["spec"]["engineRef"] = {"name": "llama"}
+    going = weight_version(2, metadata={"uid": "uid-0", "creationTimestamp": "2026-11-01T00:00:00Z"})
+    going["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    everybody = [foreign, newer, older, going]
+    assert in_charge(everybody, engine()) is older
+    assert in_charge(everybody, engine(4, "uid-1")) is newer
+    assert in_charge([foreign, going], engine()) is None
+
+
+def test_further_fields_go_along_but_not_those_that_arguments_set():
+    wish = Wish(pause="abort", spec={"deadlines": {"transferSeconds": 30}, "pause": {"drainTimeoutSeconds": 9}})
+    body = plan(engine(1), weight_version(1), wish).body
+    assert body is not None
+    assert body["spec"]["deadlines"] == {"transferSeconds": 30}
+    assert body["spec"]["pause"] == {"mode": "abort", "drainTimeoutSeconds": 9}
+    with pytest.raises(NotPossible, match="source, version"):
+        Wish(spec={"version": 3, "source": {}})
+
+
+def test_a_fleet_that_is_being_deleted_is_asked_for_nothing():
+    gone = engine()
+    gone["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
+    with pytest.raises(NotPossible, match="being deleted"):
+        plan(gone, None, Wish())
