@@ -66,5 +66,6 @@ WEIGHT_VERSION_HEADER = "X-Weight-Version"
 # Of an answer over several versions only: a JSON list of VersionSpan, oldest first. An event stream that had begun
 # tells it in a comment, ": x-weight-version-spans [...]", before its last event.
 SPANS_HEADER = "X-Weight-Version-Spans"
+ENGINE_HEADER = "X-Rollfleet-Engine"  # of an answer: the engine's host name, which a router in between would hide
 REQUIRED_HEADER = "X-Weight-Version-Required"
 MINIMUM_HEADER = "X-Weight-Version-Min"

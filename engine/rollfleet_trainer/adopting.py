@@ -61,15 +61,16 @@ def adopt(
     folder counts as written when its index, or its only file, and all the files that it names are there with all the
     bytes that their headers tell of. No more is to be seen of it: who fills files in afterwards needs a marker.
 
-    A folder that has a manifest already is only looked at. Raises CheckpointNotReadyError after `wait_s` with what is
-    missing, PublishError where files change while they are read or cannot be read, ValueError for a path that is none.
+    A folder that has a manifest, and no file younger than that, is only looked at. Raises CheckpointNotReadyError after
+    `wait_s` with what is missing, PublishError where files change while they are read or cannot be read, ValueError for
+    a path that is none.
     """
     started, root = time.monotonic(), Path(root)
     within, _, name = path.rpartition("/")
     path = relative_path(within, name)
     folder = root / path
     there = manifest_of(folder)
-    if there is not None:
+    if there is not None and not _written_since(folder, there):
         return published_as(root, path, there)
     try:
         shards = _wait_whole(folder, root / marker if marker else None, started + wait_s)
@@ -78,6 +79,11 @@ def adopt(
     except OSError as error:
         raise PublishError(f"{folder}: {error.filename or ''}: {error.strerror}") from error
     return published_as(root, path, manifest, time.monotonic() - started)
+
+
+def _written_since(folder: Path, manifest: Manifest) -> bool:
+    """Whether a saver has used the folder again, under the manifest of what it held before."""
+    return any((folder / name).stat().st_mtime_ns > manifest.created_ns for name in manifest.shards)
 
 
 def _wait_whole(folder: Path, marker: Path | None, deadline: float) -> dict[str, _Shard]:

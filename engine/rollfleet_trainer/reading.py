@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from rollfleet_protocol.refusals import SPANS_HEADER, WEIGHT_VERSION_HEADER, VersionSpan
+from rollfleet_protocol.refusals import ENGINE_HEADER, SPANS_HEADER, WEIGHT_VERSION_HEADER, VersionSpan
 from rollfleet_trainer.asking import CHAT, TOKENS
 from rollfleet_trainer.rollout_errors import BadAnswerError, RoutedExpertsError
 from rollfleet_trainer.routing import decode_routed_experts
@@ -56,7 +56,7 @@ def read_answer(
         text=text,
         message=message,
         routed_experts=_routed(routed, len(prompt) + len(tokens), aborted=reason == ABORT),
-        engine=engine,
+        engine=headers.get(ENGINE_HEADER.lower()) or engine,
     )
 
 

@@ -53,6 +53,7 @@ class _Waiting:
     """One prompt's tries since it was last answered."""
 
     until: float  # by the loop's clock
+    asked: str = ""  # the endpoint that was asked last
     tries: dict[str, int] = field(default_factory=dict)  # by endpoint
     resting: dict[str, float] = field(default_factory=dict)  # endpoint -> not to be asked before
 
@@ -260,7 +261,7 @@ class Rollouts:
                 waiting = self._waiting()
             else:  # it was caught before its first token: as good as refused
                 gathered.segments.pop()
-                self._rest(waiting, segment.engine, Wait(f"{segment.engine}: aborted before its first token"))
+                self._rest(waiting, waiting.asked, Wait(f"{segment.engine}: aborted before its first token"))
             if self._on_abort is OnAbort.RESTART:
                 gathered.forget()
 
@@ -285,6 +286,7 @@ class Rollouts:
         async with self._pace.turn(waiting.until):
             while True:
                 endpoint = await self._pick(waiting)
+                waiting.asked = endpoint.url
                 outcome = await self._send(endpoint, route, body, self._headers(demand, rank))
                 if isinstance(outcome, Answered):
                     self._pace.heard(served_version(outcome.headers))

@@ -38,7 +38,7 @@ class Sample:
     # (prompt + output - 1, layers, experts per token), the engine's own integers: row i tells how token i was routed,
     # by the weights that generated the token after it. None: disabled, or a part of it was aborted without.
     routed_experts: Experts | None
-    engine: str  # URL of the last endpoint that answered: an engine, or a router in front of several
+    engine: str  # host name of the engine that answered last; of one that tells none, the endpoint's URL
     continued: int  # times it was submitted again with what it had
 
     @property

@@ -27,6 +27,7 @@ SUBJECT = "system:serviceaccount:rollfleet:rollfleet-operator"
 OPERATOR_UID = "3b0b8a63-operator"
 FLEET = {"namespace": "rl", "name": "qwen", "uid": "f1e2-fleet"}
 POD_UID = "9d8c-pod"
+HOST_NAME = "qwen-0-0"
 ENGINE_ARGS = ("--enforce-eager", "--max-model-len", "2048", "--enable-prompt-tokens-details", "--dtype", "float32")
 DRAIN_TIMEOUT_S = 3
 START_TIMEOUT_S = 240.0  # vLLM imports for 10 s on an idle machine, and this one is shared
@@ -141,6 +142,7 @@ class EngineProcess:
         return {
             **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
             **self.kind.environ,
+            "HOSTNAME": HOST_NAME,
             ENGINE_CONFIG_ENV: self.config.model_dump_json(by_alias=True),
             "ROLLFLEET_TERMINATION_LOG": str(self.termination_log),
             "PYTHONPATH": ":".join(map(str, (ROOT / "engine", ROOT / "kernels", *self.kind.python_path))),

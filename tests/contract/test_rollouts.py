@@ -13,7 +13,7 @@ from rollfleet_trainer.rollouts import Rollouts
 from rollfleet_trainer.samples import Sample
 from tests.contract.client import LONG_ANSWER, Client, Operator, wait_in_flight
 from tests.contract.models import Models, SimulatedModels
-from tests.contract.process import EngineProcess, until
+from tests.contract.process import HOST_NAME, EngineProcess, until
 
 GREEDY = {"temperature": 0, "ignore_eos": True}
 AS_MANY = 16  # tokens after a change that are compared with a fresh request
@@ -77,6 +77,7 @@ async def test_c18_continued_over_an_update_each_token_is_of_the_version_that_is
         assert (sample.finish_reason, len(sample.tokens), sample.continued) == ("length", LONG_ANSWER, 1)
         old, new = sample.spans
         assert (old.version, old.start, new.version) == (1, 0, 2)
+        assert sample.engine == HOST_NAME
         before = [*sample.prompt_tokens, *sample.tokens[: new.start]]
         fresh = await rollouts.generate(before, AS_MANY, **GREEDY)
         assert fresh.versions == (2,) * AS_MANY

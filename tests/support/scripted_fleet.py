@@ -16,6 +16,7 @@ import httpx
 from rollfleet_engine.simulator.model import Context
 from rollfleet_engine.simulator.tokens import decode, encode
 from rollfleet_protocol.refusals import (
+    ENGINE_HEADER,
     MINIMUM_HEADER,
     REQUIRED_HEADER,
     SPANS_HEADER,
@@ -46,6 +47,7 @@ class ScriptedFleet(httpx.AsyncBaseTransport):
     events: Sequence[Event] = (Event("answer"),)
     version: int = 1
     retry_after: str | None = "1"
+    name: str = ""  # that answers tell
     log: list[tuple[str, str]] = field(default_factory=list)  # URL and event, in their order
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[httpx.Headers] = field(default_factory=list)
@@ -86,7 +88,7 @@ class ScriptedFleet(httpx.AsyncBaseTransport):
     def _answer(self, path: str, body: dict[str, Any], event: Event) -> httpx.Response:
         prompt = prompt_of(path, body)
         wanted = body["sampling_params"]["max_tokens"] if path.endswith("generate") else body["max_tokens"]
-        headers = {WEIGHT_VERSION_HEADER: str(self.version)}
+        headers = {WEIGHT_VERSION_HEADER: str(self.version)} | ({ENGINE_HEADER: self.name} if self.name else {})
         changes = [(0, self.version)]
         if event.what == "kept" and event.tokens < wanted:
             self.version += 1

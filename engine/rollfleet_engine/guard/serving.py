@@ -16,7 +16,7 @@ from rollfleet_engine.guard.tallies import Tallies
 from rollfleet_engine.guard.turnstile import Header, Passage, Turnstile, version_header
 from rollfleet_engine.guard.versioned import Versioned
 from rollfleet_engine.guard.waiting import Held, WaitingRoom
-from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER, RefusalReason
+from rollfleet_protocol.refusals import ENGINE_HEADER, MINIMUM_HEADER, REQUIRED_HEADER, RefusalReason
 
 _REQUIRED = REQUIRED_HEADER.lower().encode()
 _MINIMUM = MINIMUM_HEADER.lower().encode()
@@ -55,6 +55,7 @@ class Serving:
         ranks: int = 1,
         tallies: Tallies | None = None,
         metrics: AsgiApp | None = None,
+        name: str = "",
     ) -> None:
         self._app = app
         self._tallies = tallies or Tallies(time.monotonic())
@@ -63,6 +64,7 @@ class Serving:
         self._vitals = vitals
         self._waiting = waiting
         self._ranks = ranks  # data-parallel
+        self._engine = (ENGINE_HEADER.lower().encode(), name.encode("ascii", "replace")) if name else None
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """As ASGI wants it; what is returned is to be awaited."""
@@ -129,7 +131,7 @@ class Serving:
         self._tallies.admitted += 1
         passage = turnstile.enter(pinned=bool(demands) and any(name == _REQUIRED for name, _ in demands))
         try:
-            await self._app(scope, receive, Versioned(send, passage).send)
+            await self._app(scope, receive, Versioned(send, passage, self._engine).send)
         except asyncio.CancelledError:
             if not passage.cut:
                 raise

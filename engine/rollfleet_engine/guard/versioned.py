@@ -13,15 +13,17 @@ _EVENTS = b"text/event-stream"
 
 
 class Versioned:
-    """Puts the version at admission on an answer's head; the rest passes without being looked at.
+    """Puts the version at admission, and who answers, on an answer's head; the rest passes without being looked at.
 
     A request that is kept waits here with what it has to say. What was kept carries its spans: in the head where that
     is still to be sent, else as a comment of the event stream, before the end of it.
     """
 
     __slots__ = ("_headers", "_passage", "_send", "_told")
+    __slots__ = ("_engine", "_is_stream", "_passage", "_send", "_told")
 
-    def __init__(self, send: Send, passage: Passage) -> None:
+    def __init__(self, send: Send, passage: Passage, engine: Header | None = None) -> None:
+        self._engine = engine
         self._send = send
         self._passage = passage
         self._headers: list[Header] = []
@@ -48,6 +50,11 @@ class Versioned:
 
     def _head(self, message: Message) -> Message:
         self._headers = headers = [*message.get("headers", ()), self._passage.header]
+        headers = list(message.get("headers", ()))
+        self._is_stream = any(name.lower() == b"content-type" and value.startswith(_EVENTS) for name, value in headers)
+        headers.append(self._passage.header)
+        if self._engine is not None:
+            headers.append(self._engine)
         if self._passage.spans:
             headers.append((_SPANS, self._spans()))
             self._told = not self._is_stream()

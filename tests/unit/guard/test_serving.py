@@ -242,3 +242,13 @@ async def test_a_rank_must_be_one_of_the_engine_s(guarded: Guarded, ranks: int) 
         for rank in range(ranks):
             answer = await client.post("/v1/completions", headers={"X-Data-Parallel-Rank": str(rank)})
             assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("name", ["qwen-2-0", ""])
+async def test_an_answer_tells_which_engine_it_is_of(guarded: Guarded, name: str) -> None:
+    serving = Serving(guarded.app, guarded.turnstile, guarded.service, guarded.waiting, name=name)
+    await guarded.serve_initial()
+    transport = httpx.ASGITransport(serving)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+        answer = await client.post("/v1/completions")
+    assert answer.headers.get("X-Rollfleet-Engine", "") == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -175,3 +176,18 @@ def test_a_folder_that_is_not_there(root: Path) -> None:
         adopt(root, "nothing", step=1)
     with pytest.raises(ValueError, match="must be relative"):
         adopt(root, "../nothing", step=1)
+
+
+def test_a_folder_that_a_saver_has_used_again_is_adopted_again(
+    root: Path, model: ModelTensors, weights: Arrays
+) -> None:
+    write(root / "a", weights, 2)
+    first = adopt(root, "a", step=1)
+    write(root / "a", {name: each + 1 for name, each in weights.items()}, 2)  # of the same sizes
+    for path in (root / "a").glob("*.safetensors"):
+        os.utime(path, ns=(first.created_ns, first.created_ns + 10**9))  # clocks of file systems go in steps
+    with pytest.raises(CheckpointError, match="publish it again"):
+        stage_checkpoint(root, "a", model)
+    again = adopt(root, "a", step=2)
+    assert again.digest != first.digest
+    assert read_as_engines_do(root, "a", model) == again.digest

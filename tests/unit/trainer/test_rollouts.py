@@ -118,7 +118,7 @@ def test_whatever_happens_each_token_is_of_the_version_that_is_told(
 
 
 def test_c18_an_interrupted_sample_is_no_finished_one_and_of_one_version() -> None:
-    fleet = ScriptedFleet([Event("abort", tokens=4)], version=3)
+    fleet = ScriptedFleet([Event("abort", tokens=4)], version=3, name="qwen-2-0")
 
     async def run() -> Sample:
         async with client(fleet) as rollouts:
@@ -127,7 +127,7 @@ def test_c18_an_interrupted_sample_is_no_finished_one_and_of_one_version() -> No
     sample, _ = on_a_clock(run)
     assert isinstance(sample, Sample)
     assert sample.aborted
-    assert (len(sample.tokens), sample.versions, sample.mixed) == (4, (3,) * 4, False)
+    assert (len(sample.tokens), sample.versions, sample.mixed, sample.engine) == (4, (3,) * 4, False, "qwen-2-0")
     assert len(fleet.log) == 1
 
 
@@ -192,8 +192,9 @@ def test_hold_is_counted_anew_after_each_answer() -> None:
     assert seconds > 9
 
 
-def test_aborted_before_the_first_token_is_no_progress() -> None:
-    fleet = ScriptedFleet([Event("abort", 0)])
+@pytest.mark.parametrize("name", ["", "qwen-2-0"])
+def test_aborted_before_the_first_token_is_no_progress(name: str) -> None:
+    fleet = ScriptedFleet([Event("abort", 0)], name=name)
 
     async def run() -> Sample:
         async with client(fleet, hold_s=20, on_abort="continue") as rollouts:
@@ -201,7 +202,7 @@ def test_aborted_before_the_first_token_is_no_progress() -> None:
 
     error, seconds = on_a_clock(run)
     assert isinstance(error, NotServedError)
-    assert "before its first token" in str(error)
+    assert f"{name or URL}: aborted before its first token" in str(error)
     assert seconds == pytest.approx(20, abs=0.1)
     assert len(fleet.log) < 20
 
