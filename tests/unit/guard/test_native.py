@@ -12,7 +12,7 @@ from rollfleet_engine.guard.identity import Caller
 from rollfleet_engine.guard.native import LARGEST_BODY, LARGEST_INIT, LARGEST_WORD, MOST_LISTS, MOST_VALUES
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.commands import Sender
-from rollfleet_protocol.pushes import MOST_SETTINGS, UpdateCall
+from rollfleet_protocol.pushes import HOLDER_HEADER, MOST_SETTINGS, UpdateCall
 from rollfleet_protocol.state import FailureReason, OperationStatus, WeightsState
 from tests.support.guards import OPERATOR, Guarded, MemoryVerifier
 from tests.unit.guard.test_pushing import GRPO, order
@@ -37,7 +37,9 @@ async def guarded() -> AsyncIterator[Guarded]:
 class Visit:
     """One call of a trainer's, whose body comes when the test says so."""
 
-    def __init__(self, guarded: Guarded, path: str, body: bytes = b"", caller: Caller = GRPO) -> None:
+    def __init__(
+        self, guarded: Guarded, path: str, body: bytes = b"", caller: Caller = GRPO, holder: str | None = None
+    ) -> None:
         app = ControlApp(guarded.service, MemoryVerifier(), OPERATOR, guarded.log)
         scope = {
             "type": "http",
@@ -50,6 +52,8 @@ class Visit:
             "scheme": "https",
             "http_version": "1.1",
         }
+        if holder is not None:
+            scope["headers"] = [*scope["headers"], (HOLDER_HEADER.lower().encode(), holder.encode())]  # type: ignore[misc]
         self.come = asyncio.Event()
         self.reads = 0
         self._body = body
@@ -100,6 +104,18 @@ async def test_the_four_phases(guarded: Guarded) -> None:
     ):
         assert (await Visit(guarded, path, body).whole())[0] == 200, path
     assert (await guarded.ended()).weights.state is WeightsState.LOADED
+
+
+@pytest.mark.parametrize("holder", [None, "", "grpo/2", "grpo/1 ", "x" * 10_000])
+async def test_another_process_of_the_sender_s_account_is_told_apart(guarded: Guarded, holder: str | None) -> None:
+    await order(guarded, holder="grpo/1")
+    visit = Visit(guarded, "/start_weight_update", holder=holder)
+    status, message = await visit.whole()
+    assert status == 403
+    assert "the sender of this update is 'grpo/1'" in message
+    assert visit.reads == 0
+    assert guarded.state.weights.state is WeightsState.VERIFIED
+    assert (await Visit(guarded, "/start_weight_update", holder="grpo/1").whole())[0] == 200
 
 
 async def test_a_trainer_that_breaks_off_ends_the_push_in_its_own_words(guarded: Guarded) -> None:
