@@ -14,6 +14,7 @@ from rollfleet_cli.asking import Answer, engine_config
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.clients.podviews import pod_view
+from rollfleet_operator.core.accept import LONG_AGO
 from rollfleet_operator.core.actions import (
     Action,
     ApplyObject,
@@ -25,16 +26,19 @@ from rollfleet_operator.core.actions import (
     LabelPod,
     StopPod,
 )
+from rollfleet_operator.core.leases import LeaseRecord
 from rollfleet_operator.core.objects.common import content_of, says
 from rollfleet_operator.core.objects.network_policy import KIND as NETWORK_POLICY
 from rollfleet_operator.core.objects.network_policy import NAMESPACE_LABEL, network_policy_name
 from rollfleet_operator.core.objects.router import router_name
-from rollfleet_operator.core.observed import GuardView, NodeView, Observed, Settings
+from rollfleet_operator.core.objects.sender import sender_view
+from rollfleet_operator.core.observed import GuardView, NodeView, Observed, SenderView, Settings
 from rollfleet_operator.core.plan import plan
 from rollfleet_operator.core.plan_children import plan_children
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.vanished import suspect_nodes
 from rollfleet_operator.ports import Manifest
+from rollfleet_protocol.senders import sender_lease
 from rollfleet_protocol.state import EngineState
 
 ReadNode = Callable[[str], NodeView | None]  # None: it cannot be read
@@ -119,6 +123,7 @@ def observe(seen: Seen) -> tuple[Observed, tuple[str, ...]]:
         guards={answer.uid: _view(answer, seen.now) for answer in seen.answers},
         ca_bundle=seen.fleet.status.ca_bundle,
         settings=settings,
+        sender=_sender(seen),
     )
     nodes = {name: seen.read_node(name) for name in sorted(suspect_nodes(bare))}
     known = {name: view for name, view in nodes.items() if view is not None}
@@ -155,6 +160,8 @@ def _settings(seen: Seen) -> tuple[Settings, tuple[str, ...]]:
     assumed.append("the operator and the API server have been up since before the phase began")
     if not configs:
         assumed.append("no engine tells which operator it obeys, so new pods are shown without")
+    if seen.fleet.spec.trainers:
+        assumed.append("the trainer's ServiceAccount exists, and its Lease was renewed when it says so")
     if seen.closed_kinds:
         assumed.append(f"{', '.join(seen.closed_kinds)} of the fleet are as they should be: you may not list them")
     settings = Settings(
@@ -165,6 +172,21 @@ def _settings(seen: Seen) -> tuple[Settings, tuple[str, ...]]:
         **_network_policy(seen),
     )
     return settings, tuple(assumed)
+
+
+def _sender(seen: Seen) -> SenderView:
+    """The trainer, as its Lease has it."""
+    lease = seen.children.get(f"Lease/{sender_lease(seen.fleet.metadata.name)}")
+    if lease is None:
+        return SenderView()
+    try:
+        renewed = min(datetime.fromisoformat(LeaseRecord.of(lease).renewed), seen.now)
+    except ValueError:  # never renewed, or somebody wrote something else there
+        renewed = LONG_AGO
+    known = next((each.status.sender for each in seen.versions if each.status.sender is not None), None)
+    view = sender_view(lease, renewed)
+    uid = known.uid if known is not None and known.holder == view.holder else "as the API server has it"
+    return replace(view, uid=uid)
 
 
 def _network_policy(seen: Seen) -> dict[str, Any]:

@@ -12,13 +12,11 @@ from datetime import UTC, datetime, timedelta
 from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
 from rollfleet_operator.core.leases import LeaseRecord
 from rollfleet_operator.core.objects.common import COMPONENT_SENDER
+from rollfleet_operator.core.objects.sender import sender_view
 from rollfleet_operator.core.observed import SenderView
 from rollfleet_operator.core.sender import LONGEST_S
 from rollfleet_operator.ports import Manifest
 from rollfleet_operator.runtime.store import key_of, revision
-from rollfleet_protocol.senders import MESSAGE_ANNOTATION, OFFERS_ANNOTATION
-
-LONGEST_TEXT = 512  # characters of what a trainer writes into its Lease
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,7 @@ class SenderStore:
         return key if known is None or replace(new.view, renewed=None) != replace(known.view, renewed=None) else None
 
     def _newer(self, lease: Manifest, known: _Known | None) -> _Known:
-        record, annotations = LeaseRecord.of(lease), lease["metadata"].get("annotations") or {}
-        view = SenderView(
-            holder=record.holder[:LONGEST_TEXT],
-            duration_s=record.duration_s,
-            renewed=self._clock(),
-            offers=str(annotations.get(OFFERS_ANNOTATION) or "")[:LONGEST_TEXT],
-            message=str(annotations.get(MESSAGE_ANNOTATION) or "")[:LONGEST_TEXT],
-        )
+        record, view = LeaseRecord.of(lease), sender_view(lease, self._clock())
         if known is not None and known.view.holder == view.holder:
             view = replace(view, uid=known.view.uid)
             if known.renew_time == record.renewed:
