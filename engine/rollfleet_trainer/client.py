@@ -96,8 +96,6 @@ def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
     return found | {"ipc_handles": plain_handles(found["ipc_handles"])} if "ipc_handles" in found else found
 
 
-def _words(answer: httpx.Response) -> str:
-    """What the engine said, fit to be shown."""
 def _refused(what: str, answer: httpx.Response) -> TransferError:
     """With what the engine said, fit to be shown."""
     try:

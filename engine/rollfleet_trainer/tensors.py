@@ -59,6 +59,8 @@ def loads(tensors: Mapping[str, torch.Tensor], buffer_bytes: int) -> Iterator[li
         filled += nbytes(tensor)
     if names:
         yield names
+
+
 _together: ContextVar[list[TensorDigest] | None] = ContextVar("_together", default=None)
 
 

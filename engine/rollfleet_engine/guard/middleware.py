@@ -103,9 +103,7 @@ class GuardedApp:
             facts = service.state().facts
             ranks, tallies = facts.data_parallel_size, service.tallies
             metrics = MetricsPage(self._app, GuardCollector(service.state, tallies, time.monotonic))
-            self._serving = Serving(self._app, turnstile, service, waiting, ranks, tallies, metrics)
             self._serving = Serving(self._app, turnstile, service, waiting, ranks, tallies, metrics, _pod_name())
-            self._bound_connections(scope, tallies)
             self._log.write(
                 "guard.started",
                 incarnation=service.incarnation,

@@ -19,8 +19,7 @@ class Versioned:
     is still to be sent, else as a comment of the event stream, before the end of it.
     """
 
-    __slots__ = ("_headers", "_passage", "_send", "_told")
-    __slots__ = ("_engine", "_is_stream", "_passage", "_send", "_told")
+    __slots__ = ("_engine", "_headers", "_passage", "_send", "_told")
 
     def __init__(self, send: Send, passage: Passage, engine: Header | None = None) -> None:
         self._engine = engine
@@ -50,9 +49,6 @@ class Versioned:
 
     def _head(self, message: Message) -> Message:
         self._headers = headers = [*message.get("headers", ()), self._passage.header]
-        headers = list(message.get("headers", ()))
-        self._is_stream = any(name.lower() == b"content-type" and value.startswith(_EVENTS) for name, value in headers)
-        headers.append(self._passage.header)
         if self._engine is not None:
             headers.append(self._engine)
         if self._passage.spans:

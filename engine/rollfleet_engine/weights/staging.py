@@ -100,11 +100,10 @@ def stage_checkpoint(
         manifest = read_manifest(folder, root, confined=confined)
         shards = open_shards(folder, root, confined=confined)
         require_coverage(shards, model)
-        staged = _hash(relative, shards, progress, cancelled or threading.Event())
-        return replace(staged, root=str(root), confined=confined)
         if manifest is not None:
             require_complete(manifest, shards, folder, root, confined=confined)
-        return _hash(relative, shards, manifest, progress, cancelled or threading.Event())
+        staged = _hash(relative, shards, manifest, progress, cancelled or threading.Event())
+        return replace(staged, root=str(root), confined=confined)
     except OSError as error:
         close_shards(shards)
         raise invalid(f"checkpoint {relative!r}: cannot be read: {error.strerror}") from error

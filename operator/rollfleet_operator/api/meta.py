@@ -22,10 +22,6 @@ LABEL_OPERATOR = f"{GROUP}/operator"  # on a RolloutEngine: the one operator tha
 ANNOTATION_FENCED = f"{GROUP}/fenced"  # on a RolloutEngine: uids of vanished pods that a person says do not run
 ANNOTATION_STOPPED = f"{GROUP}/stopped"  # on a pod: why the operator has stopped it; it stays for diagnosis
 ANNOTATION_LEADER = f"{GROUP}/leader"  # on the same pods: name of the pod that leads
-ANNOTATION_OFFERS = (
-    f"{GROUP}/offers"  # on a sender's Lease: <uid of a WeightVersion>/<version> that its holder has ready
-)
-ANNOTATION_SENDER_MESSAGE = f"{GROUP}/sender-message"  # on a sender's Lease: why its holder gave up
 ANNOTATION_TEMPLATE = f"{GROUP}/template-hash"  # which template the pod was made from
 
 # Names of engines' pods after their fleet's: ordinal, node of the engine, suffix. Names can't be tampered with.
