@@ -19,6 +19,7 @@ LABEL_NODE = f"{GROUP}/node"  # on pods of an engine of several that do not lead
 LABEL_SERVING = f"{GROUP}/serving"  # "true" on members of the serving set: what the router selects
 LABEL_COMPONENT = f"{GROUP}/component"  # engine | router
 LABEL_OPERATOR = f"{GROUP}/operator"  # on a RolloutEngine: the one operator that serves it, where there are several
+LABEL_TRAINER = f"{GROUP}/trainer"  # on a trainer's pods: the fleet that they may push to, see spec.trainers
 ANNOTATION_FENCED = f"{GROUP}/fenced"  # on a RolloutEngine: uids of vanished pods that a person says do not run
 ANNOTATION_STOPPED = f"{GROUP}/stopped"  # on a pod: why the operator has stopped it; it stays for diagnosis
 ANNOTATION_LEADER = f"{GROUP}/leader"  # on the same pods: name of the pod that leads

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rollfleet_operator.api.rolloutengine import TrainerRef
 from rollfleet_operator.core.actions import ApplyObject, DeleteObject
 from rollfleet_operator.core.objects.common import key_of
 from rollfleet_operator.core.objects.network_policy import build_network_policy
@@ -43,6 +44,16 @@ def test_c14_anybody_reaches_8000_the_operators_pods_the_control_port_and_engine
     for port in (1, 7999, 8000, 8002, 29500, 65535):
         assert admits(policy, port, "TCP", "rl", labels)
     assert not admits(policy, 8001, "TCP", "rl", labels)
+
+
+def test_pods_that_are_labelled_as_trainers_of_a_fleet_with_trainers_are_ranks_too() -> None:
+    fleet = make_fleet(trainers=(TrainerRef(service_account_name="grpo"),))
+    trainer = {"rollfleet.io/trainer": "qwen"}
+    for port in (8001, 8000, 1, 7999, 29500, 65535):
+        assert admits(build_network_policy(fleet, LOCKED), port, "TCP", "rl", trainer)
+        assert admits(build_network_policy(make_fleet(), LOCKED), port, "TCP", "rl", trainer) == (port == 8000)
+    for namespace, of in (("elsewhere", trainer), ("rl", {"rollfleet.io/trainer": "llama"})):
+        assert not admits(build_network_policy(fleet, LOCKED), 8001, "TCP", namespace, of)
 
 
 def test_the_network_policy_is_there_while_the_operator_is_told_its_own_pods() -> None:

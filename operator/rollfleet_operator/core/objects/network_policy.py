@@ -1,10 +1,14 @@
-"""Who may connect to engines: anybody to 8000, the operator to the control port, engines of the fleet to the rest.
+"""Who may connect to engines: anybody to 8000, operator and trainers to the control port, ranks to the rest.
+
+Ranks are engines of the fleet and, of a fleet with spec.trainers, pods of its namespace that bear the label
+rollfleet.io/trainer with the fleet's name: a policy cannot name ServiceAccounts.
 
 A second lock before the guard's own, where the cluster's network honours NetworkPolicies; where it does not, the object
 does nothing. The rest is what vLLM and torch choose to find their ranks by (a TCPStore on every address, no identity,
 pickled objects), which nobody but the ranks may speak to.
 """
 
+from rollfleet_operator.api.meta import LABEL_TRAINER
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.objects.common import (
     COMPONENT_ENGINE,
@@ -33,6 +37,7 @@ def build_network_policy(fleet: RolloutEngine, settings: Settings) -> Manifest:
         "podSelector": {"matchLabels": dict(settings.operator_pods)},
     }
     engines = {"podSelector": {"matchLabels": labels(fleet, COMPONENT_ENGINE)}}  # of this namespace
+    trainers = [{"podSelector": {"matchLabels": {LABEL_TRAINER: fleet.metadata.name}}}] if fleet.spec.trainers else []
     others = [
         {"protocol": "TCP", "port": 1, "endPort": CONTROL_PORT - 1},
         {"protocol": "TCP", "port": CONTROL_PORT + 1, "endPort": LAST_PORT},
@@ -47,8 +52,8 @@ def build_network_policy(fleet: RolloutEngine, settings: Settings) -> Manifest:
             "policyTypes": ["Ingress"],
             "ingress": [
                 {"ports": [{"protocol": "TCP", "port": SERVING_PORT}]},
-                {"from": [operator], "ports": [{"protocol": "TCP", "port": CONTROL_PORT}]},
-                {"from": [engines], "ports": others},
+                {"from": [operator, *trainers], "ports": [{"protocol": "TCP", "port": CONTROL_PORT}]},
+                {"from": [engines, *trainers], "ports": others},
             ],
         },
     }
