@@ -5,10 +5,11 @@ Tensors are packed into two buffers of equal size: one is broadcast while the ot
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from datetime import timedelta
 from typing import Any
 
@@ -59,15 +60,30 @@ class GlooSender(Sender):
         joining = self._fan.begin(
             lambda target: target.client.init_weight_transfer_engine(where | self._init_info(target))
         )
-        with ThreadPoolExecutor(1) as own:
-            forming = own.submit(dist.ProcessGroupGloo, self._store, 0, self._size, self._timeout)
-            try:
-                self._group = forming.result()
-            except RuntimeError as error:
-                self._let_go(f"the group did not form: {first_line(error)}")
-                settle(joining)  # what the engines say of it is the better answer
-                raise TransferError(f"the group of {self._size} ranks did not form: {first_line(error)}") from error
+        try:
+            self._group = self._formed(joining)
+        except RuntimeError as error:
+            self._break_off(f"the group did not form: {first_line(error)}")
+            settle(joining)  # what the engines say of it is the better answer
+            raise TransferError(f"the group of {self._size} ranks did not form: {first_line(error)}") from error
         settle(joining)
+
+    def _formed(self, joining: Sequence[Future[None]]) -> Any:
+        """The group; RuntimeError where torch gives up, or an engine does: its thread is left to torch's timeout."""
+        forming: Future[Any] = Future()
+        store, size, timeout = self._store, self._size, self._timeout
+
+        def form() -> None:
+            try:
+                forming.set_result(dist.ProcessGroupGloo(store, 0, size, timeout))
+            except RuntimeError as error:
+                forming.set_exception(error)
+
+        threading.Thread(target=form, name="rollfleet-gloo-form", daemon=True).start()
+        wait([forming, *joining], return_when=FIRST_EXCEPTION)
+        if not forming.done():
+            raise RuntimeError("an engine did not join")
+        return forming.result()
 
     def _joined(self) -> bool:
         return self._group is not None

@@ -6,11 +6,12 @@ they stay the same, and torn down after every failure.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from rollfleet_protocol.engine_config import FleetIdentity
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
     from rollfleet_trainer.sources import Weighed
 
-BACKENDS = ("gloo", "shm")
+SENDERS = {"gloo": "GlooSender", "hccl": "HcclSender", "shm": "ShmSender"}  # classes of the modules of those names
 COLLECTIVE_S = 60.0  # of the forming of a group, and of a broadcast; less where the transfer's own deadline is near
 ANSWER_S = 15.0  # beyond the transfer's deadline: a guard answers by then, with the reason
 ADDRESS_VARIABLE = "POD_IP"  # by the downward API, where a pod has several addresses
 
 
 class Sender(Protocol):
-    """GlooSender, ShmSender."""
+    """What a backend's module has for `update`."""
 
     def init(self) -> None: ...
 
@@ -107,21 +108,24 @@ class Line:
         return digest
 
     def _made(self, targets: Sequence[Target]) -> Sender:
-        fleet = self._fleet
-        if fleet.backend == "gloo":
-            from rollfleet_trainer.gloo import GlooSender  # noqa: PLC0415 - needs torch
-
-            address = self._address or own_address(self._seats)
-            timeout_s = min(COLLECTIVE_S, fleet.transfer_s / 2)
-            return GlooSender(targets, address, group=self.group, timeout_s=timeout_s)
-        if fleet.backend == "shm":
-            from rollfleet_trainer.shm import ShmSender  # noqa: PLC0415 - needs torch
-
-            return ShmSender(targets, group=self.group)
-        raise NotPossible(
-            f"spec.weightTransfer.backend is {fleet.backend!r}, and update sends by {' and '.join(BACKENDS)} only: use "
-            "begin, and send by that backend's own helpers"
-        )
+        backend, options = self._fleet.backend, dict[str, Any](group=self.group)
+        if backend not in SENDERS:
+            raise NotPossible(
+                f"spec.weightTransfer.backend is {backend!r}, and update sends by {', '.join(SENDERS)} only: "
+                "use begin, and send by that backend's own helpers"
+            )
+        if backend in ("gloo", "hccl"):
+            options["timeout_s"] = min(COLLECTIVE_S, self._fleet.transfer_s / 2)
+        if backend == "gloo":
+            options["address"] = self._address or own_address(self._seats)
+        try:
+            module = importlib.import_module(f"rollfleet_trainer.{backend}")
+        except ImportError as error:
+            raise NotPossible(
+                f"spec.weightTransfer.backend is {backend}, and this trainer lacks it: {error}"
+            ) from error
+        sender: Sender = getattr(module, SENDERS[backend])(targets, **options)
+        return sender
 
     def close(self) -> None:
         """Let go of group and connections."""

@@ -8,6 +8,7 @@ import json
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from devtools import vllm_venv
 from rollfleet_protocol.state import DigestSource, EngineState, Gate, OperationStatus, WeightsState
+from rollfleet_trainer.sending import COLLECTIVE_S
 from tests.contract.client import STEP_TIMEOUT_S, Operator, held, operation_of
 from tests.contract.conftest import SIMULATOR, run_engine
 from tests.contract.models import Models
@@ -140,11 +142,12 @@ class Scene:
         """Write a status."""
         self.do("status", status={"phase": phase, "epoch": self.epoch, "holds": STEPS | holds} | status)
 
-    def order(self, number: int) -> None:
+    def order(self, number: int, workers_of_the_last: int = 1) -> None:
         """Transfer: from here on the native routes are open to the trainer."""
         size = 1 + len(self.operators)
         for place, operator in enumerate(self.operators):
-            push = {"sender": {"subject": SUBJECT, "uid": UID}, "backend": "gloo", "workers": 1}
+            workers = workers_of_the_last if place == len(self.operators) - 1 else 1
+            push = {"sender": {"subject": SUBJECT, "uid": UID}, "backend": "gloo", "workers": workers}
             push |= {"rankOffset": 1 + place, "worldSize": size, "holder": self.holder}
             operator.do("transfer", self.epoch, version=number, push=push, deadlineSeconds=STEP_TIMEOUT_S)
 
@@ -268,6 +271,25 @@ def test_c04_what_the_engines_refuse_is_told_with_engine_and_phase(scene: Scene)
     result = scene.do("result")
     assert result["type"] == "UpdateFailed"
     assert "qwen-0: CoverageFailed: model.norm.weight did not come" in result["error"]
+    recover(scene)
+
+
+def test_c04_an_engine_that_does_not_join_ends_the_attempt_for_all_before_the_group_s_deadline(scene: Scene):
+    if len(scene.engines) < 2:
+        pytest.skip("needs a second engine, which real vLLM on this machine has no memory for")
+    scene.open()
+    number = scene.ask(2, "mapping")
+    scene.quiesce(number)
+    began = time.monotonic()
+    scene.order(number, workers_of_the_last=4)
+    first, last = (scene.ended(operator) for operator in scene.operators)
+    assert time.monotonic() - began < COLLECTIVE_S / 2
+    told = [failure.message for state in (first, last) if (failure := operation_of(state).failure) is not None]
+    assert len(told) == 2
+    assert "for 4" in told[1]
+    assert "did not join" in told[0] or "cannot join" in told[0], "by the trainer, or by its own wait"
+    scene.tell("Failed", {"Active": "TransferFailed: attempt 1"})
+    assert scene.do("result")["type"] == "UpdateFailed"
     recover(scene)
 
 

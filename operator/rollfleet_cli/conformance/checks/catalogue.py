@@ -10,7 +10,10 @@ CHECKS: dict[str, Entry] = {check.id: check for check in (*ENGINE_CHECKS, *FLEET
 
 # What a report says nothing about, and why.
 NOT_TRIED = (
-    ("pushes of a trainer (gloo, shm, hccl, ipc)", "a push needs a trainer that holds weights: the fleet's own next update shows it"),
+    (
+        "pushes of a trainer (gloo, shm, hccl, ipc)",
+        "a push needs a trainer that holds weights: the fleet's own next update shows it",
+    ),
     ("sleeping and waking", "no object of this release puts an engine to sleep"),
     (
         "pause modes wait and keep",
