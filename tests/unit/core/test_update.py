@@ -30,6 +30,8 @@ def test_the_good_path_goes_through_every_phase_and_tells_what_it_took() -> None
     status = world.status()
     assert (status.version, status.committed_version, status.epoch, status.engines) == (1, 1, 2, "3/3")
     assert [target.rank_offset for target in status.targets] == [1, 2, 3]
+    assert all(target.pod_uid for target in status.targets)
+    assert len({target.pod_uid for target in status.targets}) == 3, "a trainer's token is for one of them"
     assert all(float(getattr(status.phase_seconds, name)) > 0 for name in type(status.phase_seconds).model_fields)
     assert 0.1 < float(status.paused_seconds) < 2
     (entry,) = status.history
