@@ -10,6 +10,8 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rollfleet_trainer.blocking import BlockingFleet
+    from rollfleet_trainer.checkpoints import Published
     from rollfleet_trainer.errors import (
         AnotherSender,
         FleetNeedsWeights,
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
         TransferError,
         UpdateFailed,
     )
-    from rollfleet_trainer.fleet import BlockingFleet, RolloutFleet
+    from rollfleet_trainer.fleet import RolloutFleet
     from rollfleet_trainer.push import Push
     from rollfleet_trainer.updates import Progress, ProgressLine, Update
 
@@ -31,6 +33,7 @@ __all__ = [
     "NotPossible",
     "Progress",
     "ProgressLine",
+    "Published",
     "Push",
     "RolloutFleet",
     "SenderLost",
@@ -41,7 +44,9 @@ __all__ = [
     "UpdateFailed",
 ]
 _MODULES = {
-    **dict.fromkeys(("BlockingFleet", "RolloutFleet"), "fleet"),
+    "BlockingFleet": "blocking",
+    "Published": "checkpoints",
+    "RolloutFleet": "fleet",
     **dict.fromkeys(("Progress", "ProgressLine", "Update"), "updates"),
     "Push": "push",
 }

@@ -28,6 +28,7 @@ class Published:
     tensors: int
     created_ns: int  # wall clock of who published it
     seconds: float = 0.0  # that publishing took; 0 where it was there already
+    recovers: int | None = None  # RolloutFleet.publish: the version whose spec.recovery names it
 
     @property
     def folder(self) -> Path:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.senders import holder_identity, offer
+from rollfleet_trainer import copies
 from rollfleet_trainer.apiserver import API, ApiServer, path_of
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.errors import (
@@ -59,6 +60,7 @@ class Control:
         self._kubeconfig, self._service_account = kubeconfig, service_account
         self._duration_s = lease_duration_s
         self._api: ApiServer | None = None
+        self._connecting = asyncio.Lock()  # an update and a publication may want it at once
         self._engine: Manifest = {}
         self._weight_version: Manifest = {}
         self._asked: Asked | None = None
@@ -70,6 +72,12 @@ class Control:
         self._look = Look(Standing.WAITING)
         self.keeper: Keeper | None = None
         self.tokens: Tokens | None = None
+
+    async def spec(self) -> Manifest:
+        """RolloutEngine.spec as it is now. Raises where this process may not send to the fleet."""
+        await self._connected()
+        found: Manifest = self._engine["spec"]
+        return found
 
     # --- asking for a version
 
@@ -111,6 +119,28 @@ class Control:
             await self._api.close()
             self._api = None
 
+    # --- stored copies, and where samples come from
+
+    async def name_recovery(self, path: str, digest: str) -> int | None:
+        """As copies.name_recovery."""
+        return await copies.name_recovery(await self._server(), self._namespace, self._name, path, digest)
+
+    async def in_use(self) -> frozenset[str]:
+        """As copies.in_use."""
+        return await copies.in_use(await self._server(), self._namespace)
+
+    async def serves_at(self) -> tuple[str, str]:
+        """The fleet's URL, empty before an operator has looked at it, and the model's name there."""
+        api = await self._server()
+        engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
+        return str((engine.get("status") or {}).get("endpoint") or ""), str(engine["spec"]["model"]["servedName"])
+
+    async def _server(self) -> ApiServer:
+        async with self._connecting:
+            if self._api is None:
+                self._api = await ApiServer.connect(self._kubeconfig)
+            return self._api
+
     async def _stop_following(self) -> None:
         if self._following is not None:
             self._following.cancel()
@@ -118,9 +148,7 @@ class Control:
             self._following = None
 
     async def _connected(self) -> ApiServer:
-        if self._api is None:
-            self._api = await ApiServer.connect(self._kubeconfig)
-        api = self._api
+        api = await self._server()
         self._engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
         if self.keeper is None:
             account = await self._account(api)

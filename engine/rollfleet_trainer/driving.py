@@ -7,18 +7,18 @@ offers the version: the same weights are sent again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import Control
-from rollfleet_trainer.errors import NotPossible, SenderLost, Superseded, TrainerError, TransferError
-from rollfleet_trainer.looks import Asked, Look, Standing
+from rollfleet_trainer.errors import NotPossible, SenderLost, Superseded, TransferError
+from rollfleet_trainer.looks import Asked, Look, Manifest, Standing
 from rollfleet_trainer.push import Push
-from rollfleet_trainer.ranks import Ranks, Word
-from rollfleet_trainer.sending import Line, key_of
+from rollfleet_trainer.ranks import Ranks, Word, lead
+from rollfleet_trainer.sending import Line, key_of, require_sender
 from rollfleet_trainer.updates import OnProgress, Progress, Update
 from rollfleet_trainer.versions import Wish
 
@@ -77,36 +77,42 @@ class Driver:
         address: str | None,
         wait_s: float,
         part_bytes: int,
+        asked: Callable[[int], None],
     ) -> None:
+        """`asked` is told of each version that is asked for."""
         self.control = control
         self._background = background
         self._ranks = ranks
         self._address = address
         self._wait_s = wait_s
         self._part_bytes = part_bytes
+        self._asked = asked
         self._line: Line | None = None
         self._run: Run | None = None
+
+    def spec(self) -> Manifest:
+        """RolloutEngine.spec as it is now."""
+        return self._background.run(self.control.spec())
+
+    def serves_at(self) -> tuple[str, str]:
+        """The fleet's URL, and the model's name there."""
+        return self._background.run(self.control.serves_at())
 
     # --- update
 
     def update(self, weights: Weights, wish: Wish, on_progress: OnProgress | None) -> Update:
         """The whole of it; its end is told to all ranks."""
-        try:
-            with self._ending():
-                update = self._update(weights, self._ask(wish, on_progress))
-        except TrainerError as error:
-            self._ranks.tell(Word.FAILED, error)
-            raise
-        except Exception as error:  # of the caller's own, which others may not be able to read
-            self._ranks.tell(Word.FAILED, TrainerError(f"rank 0: {_words(error)}"))
-            raise
-        self._ranks.tell(Word.DONE, update)
-        return update
+        return lead(self._ranks, lambda: self._ended(weights, wish, on_progress))
+
+    def _ended(self, weights: Weights, wish: Wish, on_progress: OnProgress | None) -> Update:
+        with self._ending():
+            require_sender((self.spec().get("weightTransfer") or {}).get("backend") or "", self._ranks.size)
+            return self._update(weights, self._ask(wish, on_progress))
 
     def _update(self, weights: Weights, run: Run) -> Update:
         while True:
             look = self._next(run)
-            self._ranks.tell(Word.WAIT)
+            self._ranks.tell(Word.WAIT, run.asked.version)
             if look.standing is Standing.ACTIVE:
                 return Update.of(self.control.weight_version, run.asked)
             if look.error is not None:
@@ -118,7 +124,9 @@ class Driver:
                 run.failed = self._send(run, look, weights)
 
     def _ask(self, wish: Wish, on_progress: OnProgress | None) -> Run:
-        return Run(self._background.run(self.control.ask(wish, self._wait_s)), on_progress)
+        run = Run(self._background.run(self.control.ask(wish, self._wait_s)), on_progress)
+        self._asked(run.asked.version)
+        return run
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
     fleet = RolloutFleet("rl/qwen")
     update = await fleet.update(policy.named_parameters(), step=step, pause="abort")
+    ckpt = await fleet.publish(policy.state_dict(), step=step)
+    async with fleet.rollouts(max_staleness=1, on_abort="continue", hold_s=60) as r: ...
 
 The same without asyncio is `fleet.blocking.update(...)`. Both may be used where a loop runs already.
 """
@@ -11,21 +13,28 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rollfleet_protocol.senders import LONGEST_LEASE_S, SHORTEST_LEASE_S
 from rollfleet_trainer.background import Background
+from rollfleet_trainer.beginning import Beginning
+from rollfleet_trainer.blocking import BlockingFleet
+from rollfleet_trainer.checkpoints import Published
 from rollfleet_trainer.control import Control
 from rollfleet_trainer.driving import Driver
-from rollfleet_trainer.errors import NotPossible, SenderLost
+from rollfleet_trainer.errors import NotPossible, PublishError, SenderLost
 from rollfleet_trainer.leases import DURATION_S
-from rollfleet_trainer.push import Push
-from rollfleet_trainer.ranks import Alone, ProcessGroupRanks, Ranks
+from rollfleet_trainer.publishing import Progress as Written
+from rollfleet_trainer.publishing import Tensors
+from rollfleet_trainer.ranks import Alone, ProcessGroupRanks, Ranks, follow
+from rollfleet_trainer.retention import Retained
+from rollfleet_trainer.sampling import FleetRollouts, Versions
+from rollfleet_trainer.storing import Store
 from rollfleet_trainer.updates import OnProgress, Update
 from rollfleet_trainer.versions import Wish
 
@@ -42,7 +51,8 @@ class RolloutFleet:
     kubeconfig: else the pod's ServiceAccount, else $KUBECONFIG. service_account: as whom to send; else our own, or the
     fleet's only trainer. wait_s: how long a live other trainer is waited for. address: this process's, as engines reach
     it; else $POD_IP, or found by the way to them. process_group: of torch.distributed, with all ranks of a sharded
-    trainer; then `update` is called on all of them. part_bytes: of gathered tensors that are held at once.
+    trainer; then `update` and `publish` are called on all of them. part_bytes: of gathered tensors held at once.
+    checkpoints: where the fleet's volumes.checkpoints is mounted here, for `publish` and `retain`.
 
     The fleet's sender Lease is taken with the first update and kept until `close`: one trainer at a time.
     """
@@ -58,6 +68,7 @@ class RolloutFleet:
         address: str | None = None,
         process_group: Any = None,
         part_bytes: int = 1 << 30,
+        checkpoints: str | Path | None = None,
     ) -> None:
         namespace, slash, name = fleet.partition("/")
         if not (namespace and slash and name) or "/" in name:
@@ -66,7 +77,9 @@ class RolloutFleet:
             raise NotPossible(f"lease_duration_s is {lease_duration_s}: {SHORTEST_LEASE_S} to {LONGEST_LEASE_S}")
         self._ranks: Ranks = Alone() if process_group is None else ProcessGroupRanks(process_group)
         self._busy = threading.Lock()
+        self._versions = Versions()
         self._driver: Driver | None = None
+        self._store: Store | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rollfleet-update")
         if self._ranks.rank == 0:
             background = Background(f"rollfleet {fleet}")
@@ -78,7 +91,9 @@ class RolloutFleet:
                 service_account=service_account,
                 lease_duration_s=lease_duration_s,
             )
-            self._driver = Driver(background, control, self._ranks, address, wait_s, part_bytes)
+            self._driver = Driver(background, control, self._ranks, address, wait_s, part_bytes, self._versions.tell)
+            root = None if checkpoints is None else Path(checkpoints)
+            self._store = Store(background, control, self._ranks, root)
         self.blocking = BlockingFleet(self)
         atexit.register(self._close)
 
@@ -106,7 +121,64 @@ class RolloutFleet:
         Raises UpdateFailed, FleetNeedsWeights, Superseded, SenderLost, AnotherSender, NotPossible, ApiServerError.
         """
         wish = Wish(version, str(step), pause, drain_timeout_s, probe, recovery, spec or {})
-        return await self._in_thread(lambda: self._update(named_parameters, wish, on_progress))
+        return await self._in_thread(lambda: self._update(named_parameters, wish, on_progress), self._stop_update)
+
+    async def publish(
+        self,
+        tensors: Given | Tensors,
+        root: str | Path | None = None,
+        *,
+        step: int | str,
+        name: str = "",
+        within: str = "",
+        assets: str | Path | None = None,
+        keep: int | None = None,
+        collective: bool = False,
+        on_progress: Written | None = None,
+    ) -> Published:
+        """Write a checkpoint while the fleet serves: a copy for late joiners, recovery and rollback.
+
+        Where the fleet holds these very weights, by their digest, as the version that a trainer sent, the checkpoint
+        becomes that version's spec.recovery, and `recovers` of the answer names the version. tensors: as `update` or
+        publishing.publish takes them; step, name, within, assets, collective as there. root: in place of `checkpoints`.
+        keep: so many of the newest stay, as `retain` has it. on_progress: of tensors and bytes, in the thread that
+        writes; what it raises ends the publication.
+
+        Raises PublishError, TensorError, NotPossible, ApiServerError (the checkpoint is there then: the same call again
+        names it), and what the tensors raise. A caller that is cancelled ends it at the next tensor.
+        """
+        stop = threading.Event()
+        how = {"step": step, "name": name, "within": within, "assets": assets, "keep": keep, "collective": collective}
+        apart = self._ranks.size == 1  # it may go along with an update; ranks gather one thing at a time
+        return await self._in_thread(
+            lambda: self._publish(tensors, root, stop, on_progress, how), stop.set, apart=apart
+        )
+
+    async def retain(
+        self,
+        keep: int,
+        *,
+        within: str = "",
+        root: str | Path | None = None,
+        also_in_use: Callable[[], Collection[str]] = tuple,
+    ) -> Retained:
+        """Delete old checkpoints: the `keep` newest stay, and what the namespace's fleets have committed, load or name.
+
+        also_in_use: further paths that must stay, asked anew each time: of fleets of other namespaces on this storage.
+        Else as retention.retain. On rank 0 only.
+        """
+        return await asyncio.to_thread(self._retain, keep, within, root, also_in_use)
+
+    def rollouts(
+        self, endpoints: str | Sequence[str] | None = None, *, model: str | None = None, **options: Any
+    ) -> FleetRollouts:
+        """`async with fleet.rollouts(max_staleness=1, on_abort="continue") as r`: a Rollouts of this fleet.
+
+        endpoints, model: else status.endpoint, which resolves within the cluster, and spec.model.servedName; ranks
+        other than 0 give both. options: as Rollouts has them. Every update of this object tells it its version when it
+        asks for it (note_version); one that fails has been asked for too.
+        """
+        return FleetRollouts(self._serves_at, self._versions, endpoints, model, options)
 
     def begin(
         self,
@@ -144,40 +216,75 @@ class RolloutFleet:
     # --- what both faces share
 
     def _update(self, given: Given, wish: Wish, on_progress: OnProgress | None) -> Update:
-        from rollfleet_trainer.ranks import follow  # noqa: PLC0415
         from rollfleet_trainer.sources import Weights  # noqa: PLC0415 - needs torch
 
         weights = Weights(given)
         with self._alone():
             if self._driver is None:
-                return follow(self._ranks, weights)
+                update: Update = follow(self._ranks, weights, self._versions.tell)
+                return update
             return self._driver.update(weights, wish, on_progress)
+
+    def _publish(
+        self,
+        given: Given | Tensors,
+        root: str | Path | None,
+        stop: threading.Event,
+        on_progress: Written | None,
+        how: dict[str, Any],
+    ) -> Published:
+        def progress(tensors: int, nbytes: int) -> None:
+            if stop.is_set():
+                raise PublishError("the caller of publish was cancelled")
+            if on_progress is not None:
+                on_progress(tensors, nbytes)
+
+        with self._alone() if self._ranks.size > 1 else nullcontext():
+            if self._store is None:
+                from rollfleet_trainer.sources import Weights  # noqa: PLC0415 - needs torch
+
+                made: Published = follow(self._ranks, Weights(given), self._versions.tell)
+                return made
+            return self._store.publish(given, _path(root), progress=progress, **how)
+
+    def _retain(
+        self, keep: int, within: str, root: str | Path | None, also_in_use: Callable[[], Collection[str]]
+    ) -> Retained:
+        if self._store is None:
+            raise NotPossible("retain is for rank 0")
+        return self._store.retain(_path(root), keep=keep, within=within, also=also_in_use)
+
+    def _serves_at(self) -> tuple[str, str]:
+        if self._driver is None:
+            raise NotPossible("rank 0 alone looks at the cluster: give endpoints and model on the others")
+        return self._driver.serves_at()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._busy.acquire(blocking=False):
-            raise NotPossible("this object is in an update already: one at a time")
+            raise NotPossible("this object is busy with an update or a publication: one at a time")
         try:
             yield
         finally:
             self._busy.release()
 
-    async def _in_thread(self, call: Callable[[], T]) -> T:
-        """In the thread that sends, on the caller's device. A caller that is cancelled ends the update first."""
-        device = _device()
-
-        def on_device() -> T:
-            _use(device)
-            return call()
-
-        running = asyncio.get_running_loop().run_in_executor(self._worker, on_device)
+    async def _in_thread(self, call: Callable[[], T], stop: Callable[[], None], *, apart: bool = False) -> T:
+        """In the thread that sends, on the caller's device, or apart. Who is cancelled ends the call first."""
+        loop = asyncio.get_running_loop()
+        if apart:
+            running = loop.run_in_executor(None, call)
+        else:
+            running = loop.run_in_executor(self._worker, _on(_device(), call))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            if self._driver is not None:
-                self._driver.control.stop(SenderLost("the caller of update was cancelled"))
+            stop()
             await asyncio.wait({running})
             raise
+
+    def _stop_update(self) -> None:
+        if self._driver is not None:
+            self._driver.control.stop(SenderLost("the caller of update was cancelled"))
 
     def _close(self) -> None:
         atexit.unregister(self._close)
@@ -193,86 +300,6 @@ class RolloutFleet:
                 self._busy.release()
 
 
-class BlockingFleet:
-    """The blocking face of a RolloutFleet. Weights are gone through in the calling thread."""
-
-    def __init__(self, fleet: RolloutFleet) -> None:
-        self._fleet = fleet
-
-    def update(
-        self,
-        named_parameters: Given,
-        *,
-        step: int | str = "",
-        pause: str | None = None,
-        drain_timeout_s: int | None = None,
-        version: int | None = None,
-        probe: Sequence[int] | None = None,
-        recovery: str | None = None,
-        spec: Mapping[str, Any] | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Update:
-        """As RolloutFleet.update."""
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, recovery, spec or {})
-        return self._fleet._update(named_parameters, wish, on_progress)
-
-    @property
-    def begin(self) -> Callable[..., Beginning]:
-        """As RolloutFleet.begin."""
-        return self._fleet.begin
-
-    def close(self) -> None:
-        """As RolloutFleet.aclose."""
-        self._fleet._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, _type: type[BaseException] | None, _error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class Beginning:
-    """An update that was begun by `begin`: a context manager of either kind. `update` is set once it has ended well."""
-
-    def __init__(self, fleet: RolloutFleet, wish: Wish, on_progress: OnProgress | None) -> None:
-        self._fleet, self._wish, self._on_progress = fleet, wish, on_progress
-        self._push: Push | None = None
-        self.update: Update | None = None
-
-    def __enter__(self) -> Push:
-        driver = self._fleet._driver
-        if driver is None:
-            raise NotPossible("begin is for rank 0; the others only go through the weights with it")
-        if not self._fleet._busy.acquire(blocking=False):
-            raise NotPossible("this object is in an update already: one at a time")
-        try:
-            self._push = driver.begin(self._wish, self._on_progress)
-        except BaseException:
-            self._fleet._busy.release()
-            raise
-        return self._push
-
-    def __exit__(self, _type: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        driver, push = self._fleet._driver, self._push
-        if driver is None or push is None:
-            return
-        try:
-            self.update = driver.finish(push, error)
-        finally:
-            self._fleet._busy.release()
-
-    async def __aenter__(self) -> Push:
-        return await self._fleet._in_thread(self.__enter__)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._fleet._in_thread(lambda: self.__exit__(kind, error, trace))
-
-
 def _device() -> int | None:
     """The caller's accelerator: which one is current is a thread's own."""
     import torch  # noqa: PLC0415
@@ -280,8 +307,16 @@ def _device() -> int | None:
     return int(torch.accelerator.current_device_index()) if torch.accelerator.is_available() else None
 
 
-def _use(device: int | None) -> None:
-    if device is not None:
-        import torch  # noqa: PLC0415
+def _on(device: int | None, call: Callable[[], T]) -> Callable[[], T]:
+    def on_device() -> T:
+        if device is not None:
+            import torch  # noqa: PLC0415
 
-        torch.accelerator.set_device_index(device)
+            torch.accelerator.set_device_index(device)
+        return call()
+
+    return on_device
+
+
+def _path(root: str | Path | None) -> Path | None:
+    return None if root is None else Path(root)

@@ -131,11 +131,13 @@ class IpcSender(Sender):
     def _joined(self) -> bool:
         return True  # the engines say where it was not called
 
-    def send(self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None) -> str:
+    def send(
+        self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None, sent: Sent | None = None
+    ) -> str:
         """As Sender says; the other ranks are told how it ended."""
         self._rounds.over = False
         try:
-            digest = super().send(tensors, weight_version)
+            digest = super().send(tensors, weight_version, sent)
         except Exception as error:
             self._rounds.tell(error)
             raise

@@ -123,6 +123,11 @@ class Push:
         """Ranks of trainer and engines together."""
         return group_size(self.doors)
 
+    @property
+    def as_target(self) -> Target:
+        """All engines as one, for a sender of this package: `IpcSender([u.as_target], group=u.group, ranks=...)`."""
+        return Target(self, 1, self.world_size - 1)
+
     def check(self) -> None:
         """Raise where this process must not send any more."""
         self._may_send()

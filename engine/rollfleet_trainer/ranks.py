@@ -6,20 +6,24 @@ collective of theirs times out. What an update ends with, good or bad, is told t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from rollfleet_trainer.errors import TrainerError
 
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import Weights
-    from rollfleet_trainer.updates import Update
+
+T = TypeVar("T")
 
 
 class Word(StrEnum):
     """What rank 0 tells the others."""
 
-    WAIT = "Wait"
+    WAIT = "Wait"  # with the version that is asked for
     SEND = "Send"  # go through the weights once
-    DONE = "Done"  # with the Update
+    DONE = "Done"  # with what it gave
     FAILED = "Failed"  # with the error
 
 
@@ -71,15 +75,30 @@ class ProcessGroupRanks:
         return Word(said[0]), said[1]
 
 
-def follow(ranks: Ranks, weights: Weights) -> Update:
-    """An update on all ranks but 0: its end is theirs."""
+def lead(ranks: Ranks, act: Callable[[], T]) -> T:
+    """What rank 0 does for all: how it ends is told to the others, good or bad."""
+    try:
+        found = act()
+    except TrainerError as error:
+        ranks.tell(Word.FAILED, error)
+        raise
+    except Exception as error:  # of the caller's own, which others may not be able to read
+        ranks.tell(Word.FAILED, TrainerError(f"rank 0: {type(error).__name__}: {error}"))
+        raise
+    ranks.tell(Word.DONE, found)
+    return found
+
+
+def follow(ranks: Ranks, weights: Weights, asked: Callable[[int], None]) -> Any:
+    """An update or a publication on all ranks but 0: its end is theirs. `asked` is told of the version."""
     while True:
         word, what = ranks.hear()
-        if word is Word.SEND:
+        if word is Word.WAIT and what is not None:
+            asked(what)
+        elif word is Word.SEND:
             for _ in weights.go_through():
                 pass  # gathered for rank 0
         elif word is Word.DONE:
-            update: Update = what
-            return update
+            return what
         elif word is Word.FAILED:
             raise what

@@ -59,9 +59,12 @@ class Sender(ABC):
         """What init says to every engine, whatever the backend."""
         return {"group": self._name, "rank_offset": target.rank_offset, "world_size": self._size}
 
-    def send(self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None) -> str:
+    def send(
+        self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None, sent: Sent | None = None
+    ) -> str:
         """Phases 2 to 4. Returns the version digest of what was sent, which every engine's workers agree to.
 
+        sent: of a version that goes out in several parts, what went out before; this part is added to it.
         Raises TransferError with the engines' words, ValueError where there are no tensors, and whatever reading them
         raises. The engines are told of all: none of them waits for the rest.
         """
@@ -71,7 +74,7 @@ class Sender(ABC):
             self._break_off(NOTHING)
             raise ValueError(NOTHING)
         self._fan.all(lambda target: target.client.start_weight_update())
-        sent = Sent()
+        sent = Sent() if sent is None else sent
         try:
             self._send(tensors, sent)
         except Exception as error:

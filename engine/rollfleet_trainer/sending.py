@@ -27,8 +27,14 @@ if TYPE_CHECKING:
     import torch
 
     from rollfleet_trainer.sources import Weighed
+    from rollfleet_trainer.tensors import Sent
 
-SENDERS = {"gloo": "GlooSender", "hccl": "HcclSender", "shm": "ShmSender"}  # classes of the modules of those names
+SENDERS = {  # classes of the modules of those names
+    "gloo": "GlooSender",
+    "hccl": "HcclSender",
+    "ipc": "IpcSender",
+    "shm": "ShmSender",
+}
 COLLECTIVE_S = 60.0  # of the forming of a group, and of a broadcast; less where the transfer's own deadline is near
 ANSWER_S = 15.0  # beyond the transfer's deadline: a guard answers by then, with the reason
 ADDRESS_VARIABLE = "POD_IP"  # by the downward API, where a pod has several addresses
@@ -39,7 +45,9 @@ class Sender(Protocol):
 
     def init(self) -> None: ...
 
-    def send(self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None) -> str: ...
+    def send(
+        self, tensors: Mapping[str, torch.Tensor], weight_version: str | None = None, sent: Sent | None = None
+    ) -> str: ...
 
     def close(self) -> None: ...
 
@@ -88,32 +96,27 @@ class Line:
     def send(self, push: Push, tensors: Iterator[Weighed], part_bytes: int, progress: Callable[[int], None]) -> str:
         """All of them, in parts. Returns their digest; after an error the line is of no use any more."""
         from rollfleet_trainer.sources import parts  # noqa: PLC0415 - needs torch
-        from rollfleet_trainer.tensors import one_version  # noqa: PLC0415
+        from rollfleet_trainer.tensors import Sent  # noqa: PLC0415
 
         def tick(nbytes: int) -> None:
             push.took(nbytes)
             progress(push.sent_bytes)
 
-        digest = ""
+        digest, sent = "", Sent()
         if self._sender is None:
             self._sender = self._made(push.doors)
             self._sender.init()
-        with one_version():
-            for part, is_last in parts(tensors, tick, part_bytes):
-                if not part:
-                    raise NotPossible("there are no tensors to send")
-                push.more_follows = not is_last
-                digest = self._sender.send(part, str(push.version))
+        for part, is_last in parts(tensors, tick, part_bytes):
+            if not part:
+                raise NotPossible("there are no tensors to send")
+            push.more_follows = not is_last
+            digest = self._sender.send(part, str(push.version), sent)
         push.finished = True
         return digest
 
     def _made(self, targets: Sequence[Target]) -> Sender:
         backend, options = self._fleet.backend, dict[str, Any](group=self.group)
-        if backend not in SENDERS:
-            raise NotPossible(
-                f"spec.weightTransfer.backend is {backend!r}, and update sends by {', '.join(SENDERS)} only: "
-                "use begin, and send by that backend's own helpers"
-            )
+        require_sender(backend)
         if backend in ("gloo", "hccl"):
             options["timeout_s"] = min(COLLECTIVE_S, self._fleet.transfer_s / 2)
         if backend == "gloo":
@@ -134,6 +137,20 @@ class Line:
             self._sender = None
         for guard in self._guards:
             guard.close()
+
+
+def require_sender(backend: str, ranks: int = 1) -> None:
+    """NotPossible where `update` cannot send by this backend. `ranks`: of the trainer."""
+    told = f"spec.weightTransfer.backend is {backend!r}"
+    if backend not in SENDERS:
+        raise NotPossible(
+            f"{told}, and update sends by {', '.join(SENDERS)} only: use begin, and send by that backend's own helpers"
+        )
+    if backend == "ipc" and ranks > 1:
+        raise NotPossible(
+            f"{told}: each rank of the trainer shares memory of its own NPU, and update speaks for one process only: "
+            "use begin with ipc.IpcSender on rank 0, and ipc.IpcPeer on the others"
+        )
 
 
 def key_of(fleet: Fleet, seats: Iterable[Seat]) -> tuple[object, ...]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,29 +59,11 @@ def loads(tensors: Mapping[str, torch.Tensor], buffer_bytes: int) -> Iterator[li
         yield names
 
 
-_together: ContextVar[list[TensorDigest] | None] = ContextVar("_together", default=None)
-
-
-@contextmanager
-def one_version() -> Iterator[None]:
-    """A version that goes out in parts: every Sent that is made here counts the tensors of those before it too."""
-    reset = _together.set([])
-    try:
-        yield
-    finally:
-        _together.reset(reset)
-
-
-def _begun() -> list[TensorDigest]:
-    together = _together.get()
-    return [] if together is None else together
-
-
 @dataclass
 class Sent:
-    """The digest of what goes out, tensor by tensor."""
+    """The digest of what goes out, tensor by tensor; of a version in several parts, over all of them."""
 
-    _tensors: list[TensorDigest] = field(default_factory=_begun)
+    _tensors: list[TensorDigest] = field(default_factory=list)
 
     def add(self, name: str, tensor: torch.Tensor, raw: Bytes | DeviceBytes) -> None:
         """This was sent, as these bytes on the host or on a device."""

@@ -19,6 +19,7 @@ Manifest = dict[str, Any]
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 NAMESPACE, FLEET = "rl", "qwen"
 ENGINE_PATH = path_of(API, NAMESPACE, "rolloutengines", FLEET)
+ENGINES_PATH = path_of(API, NAMESPACE, "rolloutengines")
 VERSIONS_PATH = path_of(API, NAMESPACE, "weightversions")
 LEASE_PATH = path_of(LEASES_API, NAMESPACE, "leases", f"{FLEET}-sender")
 POLICY_PATH = f"{VERSIONS_PATH}/{FLEET}-policy"
@@ -46,7 +47,7 @@ class MemoryApi:
         with self._lock:
             if path in self.objects:
                 return copy.deepcopy(self.objects[path])
-            if path == VERSIONS_PATH:
+            if path in (ENGINES_PATH, VERSIONS_PATH):
                 items = [each for name, each in self.objects.items() if name.startswith(f"{path}/")]
                 return {"items": copy.deepcopy(items)}
         raise NotFoundError(f"GET {path}: not found (HTTP 404)")

@@ -8,9 +8,11 @@ import pytest
 
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer import push as push_module
-from rollfleet_trainer.errors import RefusedError, SenderLost, TransferError
+from rollfleet_trainer.errors import NotPossible, RefusedError, SenderLost, TransferError
+from rollfleet_trainer.fan_out import group_size
 from rollfleet_trainer.looks import Seat
 from rollfleet_trainer.push import Door, Push, group_name
+from rollfleet_trainer.sending import require_sender
 
 SEATS = (
     Seat("qwen-0", "uid-0", "i0", "https://10.0.0.1:8001", 1, 2),
@@ -165,3 +167,27 @@ def test_a_group_is_named_by_all_processes_in_it():
     )
     assert name == group_name("grpo/me", SEATS)
     assert len(group_name("x" * 400, SEATS)) <= 256
+
+
+def test_all_engines_are_one_target_for_a_sender_of_ours(engines: list[Engine]):
+    push = begin(engines)
+    target = push.as_target
+    assert (target.rank_offset, target.world_size, group_size([target])) == (1, 6, push.world_size)
+    target.client.init_weight_transfer_engine({"rank_offset": target.rank_offset, "world_size": 7})
+    target.client.start_weight_update()
+    target.client.finish_weight_update("7", "sha256:00")
+    assert [engine.calls[0] for engine in engines] == [
+        ("init", {"rank_offset": 1, "world_size": 7}),
+        ("init", {"rank_offset": 3, "world_size": 7}),
+    ]
+    assert [engine.calls[-1] for engine in engines] == [("finish", ("7", "sha256:00"))] * 2
+    assert push.finished
+
+
+def test_what_update_cannot_send_by_is_told_before_anything_pauses():
+    require_sender("hccl", ranks=8)
+    require_sender("ipc")
+    with pytest.raises(NotPossible, match=r"'ipc': each rank .*ipc\.IpcPeer"):
+        require_sender("ipc", ranks=2)
+    with pytest.raises(NotPossible, match="backend is '', and update sends by gloo, hccl, ipc, shm only"):
+        require_sender("")

@@ -1,0 +1,91 @@
+"""The checkpoints volume of a fleet, as this trainer has it mounted: copies of what it sent, written and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rollfleet_trainer.background import Background
+from rollfleet_trainer.checkpoints import Published, relative_path
+from rollfleet_trainer.control import Control
+from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.publishing import Progress, Tensors, publish
+from rollfleet_trainer.ranks import Ranks, Word, lead
+from rollfleet_trainer.retention import Retained, retain
+
+if TYPE_CHECKING:
+    from rollfleet_trainer.sources import Given
+
+NO_ROOT = "where is the fleet's volumes.checkpoints mounted here? RolloutFleet(..., checkpoints=) says so, or root="
+
+
+class Store:
+    """Of one fleet, on rank 0. `root`: where the volume is mounted here; None: each call says it."""
+
+    def __init__(self, background: Background, control: Control, ranks: Ranks, root: Path | None) -> None:
+        self._background = background
+        self._control = control
+        self._ranks = ranks
+        self._root = root
+
+    def publish(
+        self,
+        given: Given | Tensors,
+        root: Path | None,
+        *,
+        keep: int | None,
+        collective: bool,
+        progress: Progress,
+        **how: Any,
+    ) -> Published:
+        """Write a copy, and name it as recovery of the version that it is one of; its end is told to all ranks."""
+
+        def act() -> Published:
+            place = self._place(root)
+            relative_path(how["within"], how["name"] or f"step-{how['step']}")  # before the others begin to gather
+            self._ranks.tell(Word.SEND)
+            gathers = self._ranks.size > 1
+            tensors = _gathered(given) if gathers else _as_pairs(given)
+            made = publish(place, tensors, collective=collective or gathers, progress=progress, **how)
+            version = self._background.run(self._control.name_recovery(made.path, made.digest))
+            if keep is not None:
+                self.retain(place, keep=keep, within=how["within"])
+            return replace(made, recovers=version)
+
+        return lead(self._ranks, act)
+
+    def retain(
+        self, root: Path | None, *, keep: int, within: str = "", also: Callable[[], Collection[str]] = tuple
+    ) -> Retained:
+        """Delete old ones, but for what a fleet of the namespace uses, and what `also` names, asked anew each time."""
+
+        def in_use() -> frozenset[str]:
+            return self._background.run(self._control.in_use()) | frozenset(also())
+
+        return retain(self._place(root), keep=keep, within=within, in_use=in_use)
+
+    def _place(self, root: Path | None) -> Path:
+        place = self._root if root is None else root
+        if place is None:
+            raise NotPossible(NO_ROOT)
+        if not place.is_dir():
+            raise NotPossible(f"{place}: is no folder: is the fleet's volumes.checkpoints mounted there?")
+        return place
+
+
+def _as_pairs(given: Any) -> Tensors:
+    """What `update` takes, as publish takes it: a dict where all tensors exist at once."""
+    if isinstance(given, Mapping):
+        return given
+    if callable(getattr(given, "named_parameters", None)):
+        return dict(given.named_parameters())
+    pairs: Iterable[tuple[str, Any]] = given() if callable(given) else given
+    return pairs
+
+
+def _gathered(given: Any) -> Tensors:
+    from rollfleet_trainer.sources import Weights  # noqa: PLC0415 - needs torch
+
+    return ((name, tensor) for name, tensor, _ in Weights(given).go_through())

@@ -1,0 +1,217 @@
+"""RolloutFleet.publish and retain: a copy becomes the recovery of the version that it is one of, and of no other."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollfleet_trainer import NotPossible, RolloutFleet
+from rollfleet_trainer.checkpoints import published
+from rollfleet_trainer.errors import ConflictError, PublishError, TrainerError, UnreachableError
+from rollfleet_trainer.publishing import publish
+from rollfleet_trainer.ranks import Word
+from tests.support.memory_api import ENGINES_PATH, POLICY_PATH, MemoryApi, fleet
+from tests.support.publishing import Arrays
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    return fleet()
+
+
+@pytest.fixture
+def trainer(api: MemoryApi, root: Path) -> Iterator[RolloutFleet]:
+    root.mkdir()
+    one = RolloutFleet("rl/qwen", service_account="grpo", checkpoints=root)
+    assert one._driver is not None
+    one._driver.control._api = api  # type: ignore[assignment]
+    yield one
+    one.blocking.close()
+
+
+@pytest.fixture
+def digest(weights: Arrays, tmp_path: Path) -> str:
+    return publish(tmp_path / "elsewhere", weights, step=0).digest
+
+
+def serve(api: MemoryApi, digest: str, source: str = "Trainer", phase: str = "Active", **spec: Any) -> None:
+    """The fleet holds version 7."""
+    told = {"engineRef": {"name": "qwen"}, "version": 7, "source": {"type": source}} | spec
+    api.put(POLICY_PATH, {"metadata": {"namespace": "rl", "name": "qwen-policy"}, "spec": told})
+    api.put_status(POLICY_PATH, phase=phase, digest=digest)
+
+
+def files(root: Path) -> list[str]:
+    return [path.name for path in root.iterdir()]
+
+
+def recovery(api: MemoryApi) -> Any:
+    return api.objects[POLICY_PATH]["spec"].get("recovery")
+
+
+async def test_both_faces_write_a_copy_and_name_it_as_the_recovery_of_what_is_served(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path, digest: str
+):
+    serve(api, digest)
+    seen: list[tuple[int, int]] = []
+    made = await trainer.publish(weights, step=70, on_progress=lambda count, nbytes: seen.append((count, nbytes)))
+    assert (made.root, made.path, made.digest, made.recovers) == (root, "step-70", digest, 7)
+    assert recovery(api) == {"checkpoint": {"path": "step-70"}}
+    assert seen[-1] == (made.tensors, made.nbytes)
+    before = len(api.requests)
+    again = trainer.blocking.publish(lambda: iter(weights.items()), step=70)
+    assert (again.path, again.recovers) == ("step-70", 7)
+    assert not any(method == "PATCH" for method, _ in api.requests[before:]), "it is named already"
+
+
+@pytest.mark.parametrize(
+    ("digest_served", "spec", "phase"),
+    [
+        ("another", {}, "Active"),
+        ("same", {"source": "Checkpoint"}, "Active"),
+        ("same", {}, "Failed"),
+        ("same", {}, "Transferring"),
+    ],
+    ids=["another-digest", "from-a-checkpoint", "failed", "not-yet-held"],
+)
+def test_it_is_the_recovery_of_nothing_else(
+    api: MemoryApi,
+    trainer: RolloutFleet,
+    weights: Arrays,
+    digest: str,
+    digest_served: str,
+    spec: dict[str, Any],
+    phase: str,
+):
+    serve(api, digest if digest_served == "same" else "sha256:another", phase=phase, **spec)
+    made = trainer.blocking.publish(weights, step=70)
+    assert made.folder.is_dir()
+    assert made.recovers is None
+    assert recovery(api) is None
+
+
+def test_a_version_that_is_asked_for_meanwhile_keeps_its_own_recovery(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, digest: str
+):
+    serve(api, digest)
+
+    def overtaken(method: str, _path: str) -> None:
+        if method == "PATCH":
+            api.failing = lambda *_: None
+            api.change(POLICY_PATH, {"spec": {"version": 8}})
+
+    api.failing = overtaken
+    assert trainer.blocking.publish(weights, step=70).recovers is None
+    assert recovery(api) is None
+
+
+def test_where_every_write_comes_too_late_the_copy_is_there_and_the_same_call_names_it(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path, digest: str
+):
+    serve(api, digest)
+    api.failing = lambda method, _: ConflictError("modified") if method == "PATCH" else None
+    with pytest.raises(ConflictError, match="8 writes in a row were too late: modified"):
+        trainer.blocking.publish(weights, step=70)
+    assert [each.path for each in published(root)] == ["step-70"]
+    api.failing = lambda *_: None
+    assert trainer.blocking.publish(weights, step=70).recovers == 7
+
+
+async def test_a_caller_that_is_cancelled_ends_it_and_leaves_nothing(
+    trainer: RolloutFleet, weights: Arrays, root: Path
+):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def pairs() -> Iterator[tuple[str, Any]]:
+        for pair in weights.items():
+            begun.set()
+            assert go_on.wait(20)
+            yield pair
+
+    publishing = asyncio.create_task(trainer.publish(pairs, step=1))
+    await asyncio.to_thread(begun.wait, 20)
+    publishing.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await publishing
+    assert files(root) == []
+
+
+def test_where_the_volume_is_must_be_said_and_true(weights: Arrays, tmp_path: Path):
+    one = RolloutFleet("rl/qwen")
+    try:
+        with pytest.raises(NotPossible, match="checkpoints="):
+            one.blocking.publish(weights, step=1)
+        with pytest.raises(NotPossible, match=r"is no folder: is the fleet's volumes\.checkpoints mounted"):
+            one.blocking.retain(2, root=tmp_path / "not-mounted")
+    finally:
+        one.blocking.close()
+
+
+def fill(root: Path, weights: Arrays, steps: int) -> None:
+    for step in range(1, steps + 1):
+        publish(root, weights, step=step)
+
+
+async def test_old_copies_go_but_for_what_any_fleet_uses(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path
+):
+    fill(root, weights, 6)
+    serve(api, "sha256:another", recovery={"checkpoint": {"path": "step-2"}})
+    judge = {"metadata": {"namespace": "rl", "name": "judge"}, "status": {"committed": {"checkpoint": "step-1"}}}
+    api.put(f"{ENGINES_PATH}/judge", judge)
+    done = await trainer.retain(2, also_in_use=lambda: ["step-3"])
+    assert [each.path for each in done.deleted] == ["step-4"]
+    assert [each.path for each in done.in_use] == ["step-1", "step-2", "step-3"]
+    made = trainer.blocking.publish(weights, step=7, keep=1)
+    assert [each.path for each in published(root)] == ["step-1", "step-2", made.path]
+
+
+def test_nothing_is_deleted_where_nobody_can_be_asked(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path
+):
+    fill(root, weights, 3)
+    api.failing = lambda _, path: UnreachableError("the API server is away") if path == ENGINES_PATH else None
+    with pytest.raises(UnreachableError, match="is away"):
+        trainer.blocking.retain(1)
+    assert len(published(root)) == 3
+
+
+class TwoRanks:
+    """What rank 0 tells the other one."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Word, Any]] = []
+
+    def tell(self, word: Word, what: Any = None) -> None:
+        self.told.append((word, what))
+
+    def hear(self) -> tuple[Word, Any]:
+        raise AssertionError("rank 0 hears of nobody")
+
+
+def test_other_ranks_are_told_before_they_gather_what_cannot_be(trainer: RolloutFleet, weights: Arrays):
+    ranks = TwoRanks()
+    assert trainer._store is not None
+    trainer._store._ranks = ranks
+    with pytest.raises(ValueError, match="must be relative"):
+        trainer.blocking.publish(weights, step=1, within="../other")
+    [(word, error)] = ranks.told
+    assert word is Word.FAILED
+    assert isinstance(error, TrainerError)
+    assert "rank 0: ValueError: within" in str(error)
+
+
+def test_what_the_caller_s_progress_raises_ends_it(trainer: RolloutFleet, weights: Arrays, root: Path):
+    def full(_tensors: int, _nbytes: int) -> None:
+        raise PublishError("enough")
+
+    with pytest.raises(PublishError, match="enough"):
+        trainer.blocking.publish(weights, step=1, on_progress=full)
+    assert files(root) == []
