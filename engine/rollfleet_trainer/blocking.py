@@ -37,12 +37,13 @@ class BlockingFleet:
         drain_timeout_s: int | None = None,
         version: int | None = None,
         probe: Sequence[int] | None = None,
+        probe_logprobs: Sequence[float] | None = None,
         recovery: str | None = None,
         spec: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> Update:
         """As RolloutFleet.update."""
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, recovery, spec or {})
+        wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return self._fleet._update(named_parameters, wish, on_progress)
 
     def publish(

@@ -106,6 +106,7 @@ class RolloutFleet:
         drain_timeout_s: int | None = None,
         version: int | None = None,
         probe: Sequence[int] | None = None,
+        probe_logprobs: Sequence[float] | None = None,
         recovery: str | None = None,
         spec: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -115,12 +116,13 @@ class RolloutFleet:
         named_parameters: a module, a mapping, a WeightSource, a callable that makes pairs, or an iterator of them;
         names, dtypes and shapes as the model's checkpoint has them. pause: abort, wait or keep (spec.pause.mode).
         version: a number higher than all before; else the next one. probe: token ids that all engines are asked
-        (spec.verify.probe). recovery: path of a stored copy below volumes.checkpoints. spec: further fields of
-        WeightVersion.spec. on_progress is called in the thread that sends; what it raises ends the update.
+        (spec.verify.probe); probe_logprobs: what this trainer computes for those after the first, which engines must
+        answer within maxAbsLogprobDiff. recovery: path of a stored copy below volumes.checkpoints. spec: further
+        fields of WeightVersion.spec. on_progress is called in the thread that sends; what it raises ends the update.
 
         Raises UpdateFailed, FleetNeedsWeights, Superseded, SenderLost, AnotherSender, NotPossible, ApiServerError.
         """
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, recovery, spec or {})
+        wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return await self._in_thread(lambda: self._update(named_parameters, wish, on_progress), self._stop_update)
 
     async def publish(
@@ -188,6 +190,7 @@ class RolloutFleet:
         pause: str | None = None,
         drain_timeout_s: int | None = None,
         probe: Sequence[int] | None = None,
+        probe_logprobs: Sequence[float] | None = None,
         recovery: str | None = None,
         spec: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -198,7 +201,7 @@ class RolloutFleet:
         fleet to serve the version. On rank 0 only. One attempt: after a failure begin the same version again, or a
         higher one. Errors are those of `update`.
         """
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, recovery, spec or {})
+        wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return Beginning(self, wish, on_progress)
 
     async def aclose(self) -> None:

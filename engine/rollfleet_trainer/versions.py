@@ -12,6 +12,7 @@ Manifest = dict[str, Any]
 API_VERSION = "rollfleet.io/v1alpha1"
 TRAINER: Manifest = {"type": "Trainer", "trainer": {}, "checkpoint": None}
 ENDED = ("Active", "Failed")
+MOST_UNLIKELY = 1e9  # below that a float has no digits for what is compared
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Wish:
     pause: str | None = None  # abort, wait, keep
     drain_timeout_s: int | None = None
     probe: Sequence[int] | None = None  # token ids
+    probe_logprobs: Sequence[float] | None = None  # natural, of the tokens after the first, under these very weights
     recovery: str | None = None  # path of a stored copy below volumes.checkpoints
     spec: Mapping[str, Any] = field(default_factory=dict)  # further fields of spec, as the API has them
 
@@ -30,6 +32,11 @@ class Wish:
         fixed = {"version", "source", "engineRef", "step", "recovery"} & set(self.spec)
         if fixed:
             raise NotPossible(f"spec must not set {', '.join(sorted(fixed))}: the arguments of update do")
+        if self.probe_logprobs is not None and len(self.probe_logprobs) != len(self.probe or ()) - 1:
+            tokens, values = len(self.probe or ()), len(self.probe_logprobs)
+            raise NotPossible(
+                f"probe has {tokens} tokens, probe_logprobs {values} values: one for each after the first"
+            )
 
 
 @dataclass(frozen=True)
@@ -108,10 +115,21 @@ def _spec(version: int, wish: Wish) -> Manifest:
         pause["drainTimeoutSeconds"] = wish.drain_timeout_s
     if pause:
         spec["pause"] = pause
+    expected = None if wish.probe_logprobs is None else [logprob(value) for value in wish.probe_logprobs]
+    probe: Manifest = {"expectedLogprobs": expected}  # those of the version before go
     if wish.probe is not None:
-        spec["verify"] = {"probe": {"tokens": [int(token) for token in wish.probe]}}
+        probe["tokens"] = [int(token) for token in wish.probe]
+    spec["verify"] = {"probe": probe}
     merged: Manifest = _merged(spec, dict(wish.spec))
     return merged
+
+
+def logprob(value: float) -> str:
+    """As spec.verify.probe.expectedLogprobs takes it: a decimal of at most 32 characters."""
+    found = float(value)
+    if not -MOST_UNLIKELY < found <= 0:
+        raise NotPossible(f"probe_logprobs: {found} is no natural log-probability")
+    return f"{found:.12f}"
 
 
 def _merged(one: Any, other: Any) -> Any:

@@ -150,7 +150,9 @@ def plan_version(scene: Scene, wish: Wish) -> WeightVersion:
         "source": Source(type=SourceType.CHECKPOINT, checkpoint=Checkpoint(path=wish.checkpoint)),
     }
     if scene.charge is not None:
-        spec = scene.charge.spec.model_copy(update=changes)
+        probe = scene.charge.spec.verify.probe.model_copy(update={"expected_logprobs": ()})
+        verify = scene.charge.spec.verify.model_copy(update={"probe": probe})
+        spec = scene.charge.spec.model_copy(update=changes | {"recovery": None, "verify": verify})
         wanted = scene.charge.model_copy(update={"spec": spec})
     else:
         wanted = WeightVersion.model_validate({"metadata": _new_name(scene), "spec": _engine_ref(scene) | changes})
@@ -192,9 +194,11 @@ def _named(scene: Scene, able: list[HistoryEntry], history: tuple[HistoryEntry, 
 
 
 def patch_of(wanted: WeightVersion) -> dict[str, Any]:
-    """The merge patch that makes it so, if nobody wrote meanwhile."""
+    """The merge patch that makes it so, if nobody wrote meanwhile. What was of the version before goes."""
     spec = wanted.spec
-    return _change(wanted, version=spec.version, step=spec.step, source=spec.source.dump())
+    source = {"trainer": None} | spec.source.dump()
+    verify = {"probe": {"expectedLogprobs": None}}
+    return _change(wanted, version=spec.version, step=spec.step, source=source, recovery=None, verify=verify)
 
 
 def _change(found: WeightVersion, **spec: Any) -> dict[str, Any]:
@@ -211,7 +215,8 @@ def _write(cluster: Writer, scene: Scene, wanted: WeightVersion) -> WeightVersio
     namespace = scene.fleet.metadata.namespace
     if scene.charge is not None:
         return cluster.patch_version(namespace, wanted.metadata.name, patch_of(wanted))
-    spec = _engine_ref(scene) | patch_of(wanted)["spec"]
+    spec = {"version": wanted.spec.version, "step": wanted.spec.step, "source": wanted.spec.source.dump()}
+    spec |= _engine_ref(scene)
     return cluster.create_version(namespace, {"metadata": _new_name(scene), "spec": spec})
 
 

@@ -104,8 +104,9 @@ FAILED = {  # an update, or what holds it up
         "the volume shows nodes different contents; else look at the node's memory and driver",
     ),
     "ProbesDisagree": Remedy(
-        "engines answer the probe differently with equal weights",
-        "give all engines equal hardware, image and arguments, or raise verify.probe.maxAbsLogprobDiff",
+        "engines answer the probe differently with equal weights, or unlike verify.probe.expectedLogprobs",
+        "give all engines equal hardware, image and arguments, let trainer and engine compute alike (dtype, "
+        "attention), or raise verify.probe.maxAbsLogprobDiff",
     ),
     "ProbeFailed": Remedy(
         "an engine could not answer the probe", "keep all verify.probe.tokens within the model's vocabulary"

@@ -226,6 +226,14 @@ BAD_VERSIONS = {
         setting("spec.verify.probe.tokens", [1, -2]),
         "spec.verify.probe.tokens[1]: Invalid value: -2",
     ),
+    "expected logprobs of another number": (
+        setting("spec.verify.probe", {"tokens": [1, 2, 3], "expectedLogprobs": ["-1.5"]}),
+        "spec.verify.probe.expectedLogprobs has one value for each of spec.verify.probe.tokens after the first",
+    ),
+    "an expected probability above one": (
+        setting("spec.verify.probe", {"tokens": [1, 2], "expectedLogprobs": ["0.5"]}),
+        "spec.verify.probe.expectedLogprobs[0]",
+    ),
     "a deadline of nothing": (
         setting("spec.deadlines.transferSeconds", 0),
         "spec.deadlines.transferSeconds: Invalid value",

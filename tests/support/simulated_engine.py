@@ -225,7 +225,9 @@ class EngineProcess:
                 phase_seconds={},
             )
         if isinstance(command, Verify):
-            logprobs = tuple(_logprob(self.resident, token) + self._temper.skew for token in command.probe_tokens[1:])
+            logprobs = tuple(
+                probe_logprob(self.resident, token) + self._temper.skew for token in command.probe_tokens[1:]
+            )
             return ProbeResult(
                 epoch=command.epoch,
                 version=command.version,
@@ -245,7 +247,8 @@ def _deadline_s(operation: OperationRecord) -> float:
     return command.deadline_seconds if isinstance(command, Prepare | Close | Transfer | Verify) else float("inf")
 
 
-def _logprob(resident: str, token: int) -> float:
+def probe_logprob(resident: str, token: int) -> float:
+    """What an engine that holds this answers."""
     seed = hashlib.sha256(f"{resident}/{token}".encode()).digest()
     return -float(seed[0]) - float(seed[1]) / 256.0
 

@@ -124,6 +124,6 @@ class HistoryEntry(ApiModel):
     paused_seconds: str = ""
     """How long the fleet answered nothing, in seconds."""
     max_abs_logprob_diff: str = ""
-    """Largest difference between two engines' probes."""
+    """Largest difference between two engines' probes, or between one and spec.verify.probe.expectedLogprobs."""
     message: str = ""
     """Why, where it failed."""

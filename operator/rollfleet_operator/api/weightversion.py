@@ -77,13 +77,34 @@ class Pause(ApiModel):
 ONE_LINE = r"^[^\x00-\x1f\x7f]*$"  # no control characters: labels are shown in tables and logs
 
 
-class Probe(ApiModel):
+Logprob = Annotated[str, Field(pattern=r"^(-[0-9]+(\.[0-9]+)?|0(\.0+)?)$", max_length=32)]
+
+
+class Probe(
+    ApiModel,
+    json_schema_extra=rules(
+        rule(
+            "!has(self.expectedLogprobs) || self.expectedLogprobs.size() in [0, self.tokens.size() - 1]",
+            "spec.verify.probe.expectedLogprobs has one value for each of spec.verify.probe.tokens after the first",
+            field=".expectedLogprobs",
+        )
+    ),
+):
     """Fixed tokens whose log-probabilities all engines must agree on."""
 
     tokens: Annotated[tuple[Token, ...], Field(min_length=2, max_length=256)] = (1, 2, 3, 5, 7, 11)
     """Token ids, all within the model's vocabulary."""
     max_abs_logprob_diff: Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?$", max_length=32)] = "0.001"
     """Largest difference between two engines' log-probabilities (natural) that counts as agreement; a decimal."""
+    expected_logprobs: Annotated[tuple[Logprob, ...], Field(max_length=255)] = ()
+    """Log-probabilities (natural) of the tokens after the first as the trainer computes them for this very version;
+    decimals. An engine whose answer differs is left out as by a failed check of its own; where all do the update fails.
+    Give those of the new version with it, or take them out."""
+
+    @property
+    def expected(self) -> tuple[float, ...]:
+        """expectedLogprobs as numbers."""
+        return tuple(float(value) for value in self.expected_logprobs)
 
 
 class VerifySpec(ApiModel):

@@ -21,7 +21,7 @@ from rollfleet_operator.api.rolloutengine import Committed, Previous
 from rollfleet_operator.api.weightversion import FailedEngine, Phase, StrategyType, Target, WeightVersionStatus
 from rollfleet_operator.core.moves import Move, Update, failed, hold_up, in_short, overdue, progress, with_record
 from rollfleet_operator.core.policies import Deadline
-from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree
+from rollfleet_operator.core.probes import MAX_EXCLUDED, Disagreement, agree, unlike
 from rollfleet_operator.core.pushing import is_untouched, push_command, with_digest
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.references import to_record
@@ -29,7 +29,7 @@ from rollfleet_operator.core.sender import loss
 from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import Command, Transfer, Verify
-from rollfleet_protocol.state import EngineState, FailureReason, OperationName, WeightsState
+from rollfleet_protocol.state import EngineState, FailureReason, OperationName, ProbeResult, WeightsState
 
 OWN_FAULTS = (  # checks of one engine, over bytes that others read too
     FailureReason.COVERAGE_FAILED.value,
@@ -128,20 +128,32 @@ def verify(update: Update) -> Move:
     if not all(seat.at_rest for seat in seats):
         _verify_all(update, seats, deadline.left_s(update.now))
         return Move(_told(update, seats))
-    probed = [(seat.target.name, state.probe) for seat in seats if (state := _state(seat)) is not None]
-    limit = update.weight_version.spec.verify.probe.max_abs_logprob_diff
-    odd = agree(probed, Decimal(limit), MAX_EXCLUDED)
+    out = _out(update, [(seat.target.name, state.probe) for seat in seats if (state := _state(seat)) is not None])
+    if isinstance(out, Disagreement):
+        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, out.text))
+    seats = [_odd_one_out(seat, out[seat.target.name]) if seat.target.name in out else seat for seat in seats]
+    return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, seats, frozenset(out)))
+
+
+def _out(update: Update, probed: list[tuple[str, ProbeResult | None]]) -> dict[str, str] | Disagreement:
+    """Whom its answer to the probe leaves out, and why: unlike the trainer's, or unlike those of the others."""
+    probe = update.weight_version.spec.verify.probe
+    limit = Decimal(probe.max_abs_logprob_diff)
+    strange = unlike(probed, limit, MAX_EXCLUDED, probe.expected)
+    if isinstance(strange, Disagreement):
+        return strange
+    odd = agree([each for each in probed if each[0] not in strange], limit, MAX_EXCLUDED - len(strange))
     if isinstance(odd, Disagreement):
-        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, odd.text))
-    if len(probed) - len(odd) < _needed(update):
-        text = f"{', '.join(sorted(odd))} answered unlike the others: {update.too_few(len(probed) - len(odd))}"
-        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text))
-    seats = [_odd_one_out(seat) if seat.target.name in odd else seat for seat in seats]
-    return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, seats, odd))
+        return odd
+    out = strange | dict.fromkeys(odd, "its answer to the probe is not that of the others")
+    if len(probed) - len(out) < _needed(update):
+        whose = "the trainer" if strange else "the others"
+        text = f"{', '.join(sorted(out))} answered unlike {whose}: {update.too_few(len(probed) - len(out))}"
+        return Disagreement("; ".join([text, *sorted(strange.values())[:1]]))
+    return out
 
 
-def _odd_one_out(seat: Seat) -> Seat:
-    text = "its answer to the probe is not that of the others"
+def _odd_one_out(seat: Seat, text: str) -> Seat:
     return replace(seat, standing=Standing.FAILED, reason=Reason.PROBES_DISAGREE, text=text)
 
 
@@ -155,7 +167,7 @@ def _commit(update: Update, seats: list[Seat], odd: frozenset[str]) -> Committed
         time=update.now,
         excluded=tuple(seat.target.incarnation for seat in seats if seat.target.name in odd),
         previous=_previous(update),
-        probe=to_record(answers, odd),
+        probe=to_record(answers, odd, confirmed=bool(update.weight_version.spec.verify.probe.expected)),
     )
 
 

@@ -66,7 +66,7 @@ def _later(gone: int, closed: list[FailedEngine]) -> str:
 
 
 def largest_difference(update: Update) -> str:
-    """Of the targets' probes, as far as they can still be asked."""
+    """Of the targets' probes, as far as they can still be asked, and of what the trainer expected of them."""
     probed: list[tuple[str, ProbeResult | None]] = []
     for target in update.status.targets:
         _, state = find_target(update, target)
@@ -77,5 +77,5 @@ def largest_difference(update: Update) -> str:
             and _belongs(update, state)
         ):
             probed.append((target.name, state.probe))
-    found = compare(probed, NO_LIMIT)
+    found = compare(probed, NO_LIMIT, update.weight_version.spec.verify.probe.expected)
     return found if isinstance(found, str) else ""

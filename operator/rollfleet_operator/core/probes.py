@@ -11,6 +11,7 @@ MAX_EXCLUDED = 10  # engines that may answer the probe unlike the others; more i
 
 Logprobs = tuple[float, ...]
 Answer = tuple[str, Logprobs]  # whose
+TRAINER = "the trainer"
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,13 @@ class Disagreement:
     text: str
 
 
-def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str | Disagreement:
+def compare(
+    probed: list[tuple[str, ProbeResult | None]], limit: Decimal, expected: Logprobs = ()
+) -> str | Disagreement:
     """The largest difference between any two engines as a decimal, empty for fewer than two; or the two that disagree.
 
-    Every data-parallel rank counts as one that answers. An engine without an answer disagrees with everybody: an empty
-    comparison must not pass for agreement.
+    Every data-parallel rank counts as one that answers, and so do the values that the trainer expects. An engine
+    without an answer disagrees with everybody: an empty comparison must not pass for agreement.
     """
     answers: list[Answer] = []
     first: tuple[str, ProbeResult] | None = None
@@ -35,6 +38,10 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
         if not _comparable(first[1], probe):
             return Disagreement(f"{first[0]} and {name} answered different probes")
         answers += _of_ranks(name, probe)
+    if expected and answers:
+        if len(expected) != len(answers[0][1]):
+            return Disagreement(f"{TRAINER} expects {len(expected)} values, {answers[0][0]} gives {len(answers[0][1])}")
+        answers.append((TRAINER, expected))
     if len(answers) < 2:
         return ""
     apart, one, other = max(_spread(answers, index) for index in range(len(answers[0][1])))
@@ -42,6 +49,24 @@ def compare(probed: list[tuple[str, ProbeResult | None]], limit: Decimal) -> str
         text = f"differ by {apart:.6g} in the log-probability of a probe token; allowed is {limit}"
         return Disagreement(f"{min(one, other)} and {max(one, other)} {text}")
     return f"{apart:.6g}"
+
+
+def unlike(
+    probed: list[tuple[str, ProbeResult | None]], limit: Decimal, most: int, expected: Logprobs
+) -> dict[str, str] | Disagreement:
+    """Who answered unlike what the trainer expects, and how: `most` at most, and not all; else the first of them.
+
+    Nobody is where the trainer expects nothing.
+    """
+    if not expected:
+        return {}
+    found = {name: compare([(name, probe)], limit, expected) for name, probe in probed}
+    texts = {name: each.text for name, each in found.items() if isinstance(each, Disagreement)}
+    if texts and len(texts) == len(probed):
+        return Disagreement(f"no engine answers the probe as the trainer: {min(texts.values())}")
+    if len(texts) > most:
+        return Disagreement(f"{len(texts)} engines answer the probe unlike the trainer: {min(texts.values())}")
+    return texts
 
 
 def agree(probed: list[tuple[str, ProbeResult | None]], limit: Decimal, most: int) -> frozenset[str] | Disagreement:

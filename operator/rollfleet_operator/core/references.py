@@ -69,13 +69,16 @@ class References:
         return f"the commit of version {self.version}", answer
 
 
-def to_record(answers: Iterable[tuple[Engine, ProbeResult | None]], odd: Collection[str]) -> ProbeAnswer | None:
+def to_record(
+    answers: Iterable[tuple[Engine, ProbeResult | None]], odd: Collection[str], *, confirmed: bool = False
+) -> ProbeAnswer | None:
     """What a commit keeps: the first answer of those that are like the rest. `odd`: names of those that are not.
 
     One engine alone may be the one that is wrong: then its answer would keep out every good one that comes later.
+    `confirmed`: the trainer expected these answers, so that one is enough.
     """
     alike = [(engine, probe) for engine, probe in answers if probe is not None and engine.name not in odd]
-    if len(alike) < CONFIRMED or len(alike[0][1].tokens) > MAX_RECORDED:
+    if len(alike) < (1 if confirmed else CONFIRMED) or len(alike[0][1].tokens) > MAX_RECORDED:
         return None
     engine, probe = alike[0]
     logprobs = tuple(f"{value:.9g}" for value in probe.logprobs)

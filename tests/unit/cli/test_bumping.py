@@ -10,6 +10,7 @@ from rollfleet_cli.errors import ConflictError, NotFoundError, NotPossibleError,
 from rollfleet_operator.api.rolloutengine import Committed, Outcome, RolloutEngine
 from rollfleet_operator.api.weightversion import HistoryEntry, Phase, WeightVersion
 from tests.support.cli import CLAIM, NOW, make_fleet, make_version
+from tests.support.memory_api import merged
 
 
 def fleet_at(version: int | None, *, checkpoints: bool = True, **metadata: Any) -> RolloutEngine:
@@ -67,7 +68,7 @@ class Store:
             raise ConflictError("the object has been modified")
         revision = str(int(document["metadata"]["resourceVersion"]) + 1)
         metadata = document["metadata"] | {"resourceVersion": revision}
-        return self._keep(document | {"metadata": metadata, "spec": document["spec"] | patch["spec"]})
+        return self._keep(document | {"metadata": metadata, "spec": merged(document["spec"], patch["spec"])})
 
     def _others(self) -> None:
         self.writes += 1
@@ -89,6 +90,24 @@ def stored(version: int, **status: Any) -> WeightVersion:
 
 def bump(store: Store, **wish: Any) -> Asked:
     return ask_for(store, "rl", "qwen", Wish(**{"checkpoint": "step-9", **wish}))
+
+
+def test_what_was_of_a_pushed_version_goes_with_it() -> None:
+    """The API server refuses a checkpoint with a trainer or a recovery; expected logprobs are of one version."""
+    document = stored(5).dump()
+    document["spec"] |= {
+        "source": {"type": "Trainer", "trainer": {"serviceAccountName": "grpo"}},
+        "recovery": {"checkpoint": {"path": "step-5"}},
+        "verify": {"probe": {"tokens": [1, 2], "expectedLogprobs": ["-1.5"], "maxAbsLogprobDiff": "0.01"}},
+    }
+    store = Store(fleet_at(5), WeightVersion.model_validate(document))
+    assert bump(store).version == 6
+    assert store.found is not None
+    spec = store.found.spec
+    assert spec.source.dump() == {"type": "Checkpoint", "checkpoint": {"path": "step-9"}}
+    assert spec.recovery is None
+    probe = spec.verify.probe
+    assert (probe.tokens, probe.expected_logprobs, probe.max_abs_logprob_diff) == ((1, 2), (), "0.01")
 
 
 @pytest.mark.parametrize(

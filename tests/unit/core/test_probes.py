@@ -4,9 +4,9 @@ from decimal import Decimal
 
 import pytest
 
-from rollfleet_operator.core.probes import Disagreement, agree, compare
+from rollfleet_operator.core.probes import Disagreement, agree, compare, unlike
 from rollfleet_protocol.state import ProbeResult
-from tests.support.builders import make_probe
+from tests.support.builders import LOGPROBS, make_probe
 
 LIMIT = Decimal("0.001")
 
@@ -103,3 +103,30 @@ def test_an_engine_without_a_proper_answer_is_unlike_a_majority(bad: ProbeResult
 
 def test_where_nobody_answers_nobody_is_like_the_others() -> None:
     assert isinstance(agree([("e0", None), ("e1", None)], LIMIT, most=3), Disagreement)
+
+
+OFF = (*LOGPROBS[:-1], LOGPROBS[-1] - 0.05)
+
+
+def test_the_trainer_s_values_count_as_an_answer() -> None:
+    near = tuple(value - 2e-4 for value in LOGPROBS)
+    assert compare([("e0", make_probe(1))], LIMIT, near) == "0.0002"
+    found = compare([("e0", make_probe(1)), ("e1", make_probe(1))], LIMIT, OFF)
+    assert isinstance(found, Disagreement)
+    assert found.text.startswith("e1 and the trainer differ by 0.05")
+    assert isinstance(compare([("e0", make_probe(1))], LIMIT, LOGPROBS[1:]), Disagreement), "another number of values"
+
+
+def test_who_answers_unlike_the_trainer_is_out_by_itself_and_all_are_none() -> None:
+    other_rank = make_probe(1).model_copy(update={"other_ranks": (OFF,)})
+    for bad in (make_probe(1, logprobs=OFF), other_rank, None):
+        found = unlike([("e0", make_probe(1)), ("e1", bad), ("e2", make_probe(1))], LIMIT, 10, LOGPROBS)
+        assert not isinstance(found, Disagreement)
+        assert list(found) == ["e1"]
+        assert "e1" in found["e1"]
+    found = unlike([("e0", make_probe(1)), ("e1", make_probe(1))], LIMIT, 10, OFF)
+    assert isinstance(found, Disagreement)
+    assert "no engine answers the probe as the trainer: e0 and the trainer differ by 0.05" in found.text
+    many = [("e0", make_probe(1)), *((f"f{i}", make_probe(1, logprobs=OFF)) for i in range(3))]
+    assert isinstance(unlike(many, LIMIT, 2, LOGPROBS), Disagreement), "more than may be left out"
+    assert unlike(many, LIMIT, 0, ()) == {}

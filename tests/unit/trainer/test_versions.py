@@ -106,3 +106,21 @@ def test_a_fleet_that_is_being_deleted_is_asked_for_nothing():
     gone["metadata"]["deletionTimestamp"] = "2026-11-30T00:00:00Z"
     with pytest.raises(NotPossible, match="being deleted"):
         plan(gone, None, Wish())
+
+
+def test_what_the_trainer_expects_of_the_probe_is_of_one_version():
+    body = plan(engine(1), weight_version(1), Wish(probe=[3, 5, 7], probe_logprobs=[-1.5, -2e-7])).body
+    assert body is not None
+    assert body["spec"]["verify"] == {
+        "probe": {"tokens": [3, 5, 7], "expectedLogprobs": ["-1.500000000000", "-0.000000200000"]}
+    }
+    body = plan(engine(1), weight_version(1), Wish()).body
+    assert body is not None
+    assert body["spec"]["verify"] == {"probe": {"expectedLogprobs": None}}
+    with pytest.raises(NotPossible, match="probe has 2 tokens, probe_logprobs 2 values"):
+        Wish(probe=[1, 2], probe_logprobs=[-1.0, -1.0])
+    with pytest.raises(NotPossible, match="probe has 0 tokens"):
+        Wish(probe_logprobs=[-1.0])
+    for bad in (0.5, float("nan"), float("-inf")):
+        with pytest.raises(NotPossible, match="is no natural log-probability"):
+            plan(engine(1), weight_version(1), Wish(probe=[1, 2], probe_logprobs=[bad]))
