@@ -10,11 +10,10 @@ import yaml
 
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
 from rollfleet_operator.api.crd import KINDS, build_schema
-from rollfleet_operator.api.meta import LABEL_COMPONENT, LABEL_FLEET
+from rollfleet_operator.api.meta import LABEL_TRAINER
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion
 from rollfleet_operator.core.accept import ACCEPTED, judge_fleet
-from rollfleet_operator.core.objects.common import COMPONENT_ENGINE
 from tests.support.builders import make_settings
 from tests.support.pages import objects
 from tests.support.schemas import unknown_fields, violations
@@ -69,27 +68,41 @@ def test_kubernetes_own_objects_are_as_it_would_take_them(document: dict[str, An
     kubernetes_validate.validate(document, version, strict=True)
 
 
+def _rights(fleet: str) -> list[Any]:
+    """The rules that docs/trainer.md gives the trainer of fleet qwen."""
+    block = re.search(r"```yaml\n(.*?)```", (EXAMPLES.parent / "docs" / "trainer.md").read_text(), re.DOTALL)
+    assert block is not None
+    text = block[1].replace("[qwen]", f"[{fleet}]").replace("[qwen-sender]", f"[{fleet}-sender]")
+    role = next(doc for doc in yaml.safe_load_all(text) if doc["kind"] == "Role")
+    rules: list[Any] = role["rules"]
+    return rules
+
+
 @pytest.mark.parametrize("folder", sorted(file.parent for file in EXAMPLES.rglob("trainer.yaml")), ids=lambda f: f.name)
-def test_a_trainer_s_command_is_one_that_its_script_takes_for_its_fleet(folder: Path) -> None:
+def test_a_trainer_may_push_to_its_fleet_by_a_command_that_its_script_takes(folder: Path) -> None:
     """By the options that the script declares: it needs torch to be imported."""
     read = [yaml.safe_load_all((folder / name).read_text()) for name in ("rolloutengine.yaml", "trainer.yaml")]
     fleet, *others = (doc for docs in read for doc in docs)
-    job = next(doc for doc in others if doc["kind"] == "Job")
-    policy = next(doc for doc in others if doc["kind"] == "NetworkPolicy")
-    [container] = job["spec"]["template"]["spec"]["containers"]
+    name = fleet["metadata"]["name"]
+    found = {doc["kind"]: doc for doc in others}
+    pod = found["Job"]["spec"]["template"]
+    account = found["ServiceAccount"]["metadata"]["name"]
+    assert pod["spec"]["serviceAccountName"] == account
+    assert {"serviceAccountName": account} in fleet["spec"]["trainers"]
+    assert found["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+    assert found["Role"]["rules"] == _rights(name)
+    assert pod["metadata"]["labels"] == {LABEL_TRAINER: name}
+    [container] = pod["spec"]["containers"]
     assert "command" not in container, "the image's entry point sets CANN's environment up"
     python, script, *options = container["args"]
     assert (python, script) == ("python3", "/push/trainer.py")
     given = dict(option.split("=", 1) for option in options)
-    assert given["--backend"] == fleet["spec"]["weightTransfer"]["backend"]
+    assert given["--fleet"] == f"$(NAMESPACE)/{name}"
     declared = set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', (EXAMPLES / "push" / "trainer.py").read_text()))
     assert set(given) <= declared
-    assert policy["spec"]["podSelector"]["matchLabels"] == {
-        LABEL_FLEET: fleet["metadata"]["name"],
-        LABEL_COMPONENT: COMPONENT_ENGINE,
-    }
-    [rule] = policy["spec"]["ingress"]
-    assert rule["from"][0]["podSelector"]["matchLabels"] == job["spec"]["template"]["metadata"]["labels"]
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert given["--checkpoints"] in mounted
 
 
 def test_the_check_sees_a_misspelt_field() -> None:
