@@ -197,8 +197,16 @@ BAD_VERSIONS = {
         "spec.source.checkpoint must be set if, and only if, spec.source.type is Checkpoint",
     ),
     "a source that is not built": (
-        setting("spec.source.type", "Trainer"),
-        'spec.source.type: Unsupported value: "Trainer"',
+        setting("spec.source", {"type": "Delta"}),
+        'spec.source.type: Unsupported value: "Delta"',
+    ),
+    "a trainer beside a checkpoint": (
+        setting("spec.source.trainer", {}),
+        "spec.source.trainer is only for spec.source.type Trainer",
+    ),
+    "a copy of a checkpoint": (
+        setting("spec.recovery", {"checkpoint": {"path": "copy"}}),
+        "spec.recovery is only for spec.source.type Trainer",
     ),
     "no fleet": (lambda document: document["spec"].pop("engineRef"), "spec.engineRef: Required value"),
     "a pause mode that vLLM has not": (
