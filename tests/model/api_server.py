@@ -51,6 +51,7 @@ class ApiServer:
         self.counts: dict[str, int] = {}
         self.watches: list[Watch] = []
         self.pod_watches: list[PodWatch] = []
+        self.on_fleet_gone: Callable[[], None] = lambda: None
         self.on_fleet_status: Callable[[RolloutEngineStatus, RolloutEngineStatus], None] = lambda _, __: None
         self.on_weight_status: Callable[[WeightVersion, WeightVersionStatus], None] = lambda _, __: None
         self._clock = clock
@@ -126,6 +127,7 @@ class ApiServer:
         """Deleted; what it owns is collected by and by."""
         self.fleet_present = False
         self.fleet_version += 1
+        self.on_fleet_gone()
         self._tell()
 
     def make_fleet_again(self, fleet: RolloutEngine) -> None:

@@ -44,6 +44,7 @@ class Book:
     versions: set[int] = field(default_factory=set)  # that were ever committed
     highest_answered: int = -1
     epochs: dict[int, tuple[str, int, int]] = field(default_factory=dict)  # epoch -> (uid, version, attempt)
+    senders: dict[int, str] = field(default_factory=dict)  # epoch -> holder that was chosen to send
     verified: dict[tuple[int, int], set[str]] = field(default_factory=dict)  # (version, epoch) -> incarnations
     failures: dict[Update, Failure] = field(default_factory=dict)
     hold: Hold | None = None
@@ -55,5 +56,6 @@ class Ledger:
     """What outlives fleets."""
 
     specs: dict[Update, WeightVersionSpec] = field(default_factory=dict)  # as asked for last
+    paths: dict[Update, set[str | None]] = field(default_factory=dict)  # where it is stored, as was ever said
     commits: int = 0
     seen: Counter[str] = field(default_factory=Counter)  # situations that were reached

@@ -1,4 +1,7 @@
-"""What can happen to the fleet: one method for each word of `schedule.KINDS`; what people do is in `people.py`."""
+"""What can happen to the fleet: one method for each word of `schedule.KINDS`.
+
+What people do is in `people.py`, what trainers do and suffer in `pranks.py`.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +13,11 @@ from tests.model.clock import Clock
 from tests.model.network import Cut, Network
 from tests.model.nodes import Host, Nodes
 from tests.model.operators import Operator
-from tests.model.people import People
+from tests.model.pranks import Pranks
 from tests.model.promises import Auditor
 from tests.model.schedule import STEPS, Happening
+from tests.model.senders import SenderLease
+from tests.model.trainers import Trainer
 from tests.support.simulated_engine import fault
 
 REASONS = {
@@ -24,16 +29,23 @@ REASONS = {
 }
 
 
-class Chaos(People):
+class Chaos(Pranks):
     """Does it."""
 
     def __init__(
-        self, clock: Clock, api: ApiServer, nodes: Nodes, network: Network, operators: list[Operator], auditor: Auditor
+        self,
+        clock: Clock,
+        api: ApiServer,
+        nodes: Nodes,
+        network: Network,
+        senders: SenderLease,
+        trainers: list[Trainer],
+        operators: list[Operator],
+        auditor: Auditor,
     ) -> None:
-        super().__init__(clock, api, nodes, auditor)
+        super().__init__(clock, api, nodes, network, senders, trainers, auditor)
         self.counts: dict[str, int] = {}
         self.slow: dict[str, OperationName] = {}  # pod uid -> the step that hangs next
-        self._network = network
         self._operators = operators
         self._at_commit: list[Callable[[], None]] = []
         auditor.statuses.on_commit = self._committed
@@ -202,6 +214,7 @@ class Chaos(People):
         """What has not happened yet does not happen any more."""
         self._at_commit.clear()
         self.slow.clear()
+        self.mend_trainers()
         for operator in self._operators:
             operator.freezes_s = 0.0
 

@@ -2,13 +2,22 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollfleet_engine.guard.operations import PATIENCE_S
-from rollfleet_engine.guard.states import DrainBegan, EngineDied, GuardState, OperationRecord, Rejection, Resumed
+from rollfleet_engine.guard.states import (
+    DrainBegan,
+    EngineDied,
+    GuardState,
+    OperationRecord,
+    Rejection,
+    Resumed,
+    Touching,
+)
 from rollfleet_protocol.commands import CheckpointRoot, Close, Command, PauseMode, Transfer
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import (
+    DigestSource,
     Failure,
     FailureReason,
     Gate,
@@ -16,10 +25,12 @@ from rollfleet_protocol.state import (
     ProbeResult,
     Staged,
     Transferred,
+    WeightsState,
 )
+from tests.model.pushes import Answer, Call, ModelSession, refusal
 from tests.model.requests import Crowd, Held
 from tests.support.builders import digest_of
-from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Store, Temper, fault
+from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Pending, Store, Temper, fault
 
 LONGEST_STEP_S = 10.0
 SILENT = "!"  # appended to what an engine really holds where nothing but the probe can tell
@@ -63,6 +74,9 @@ class ModelEngine(EngineProcess):
         self.crowd = Crowd(incarnation, Held(0, None, MODEL_DIGEST))
         super().__init__(incarnation, shelf, damage, rng)
         self.on_command: Callable[[Command], None] = lambda _: None
+        self.on_call: Callable[[Call], None] = lambda _: None  # of a trainer, and taken
+        self.session: ModelSession | None = None  # a push that is waited for or received
+        self.sent_by: frozenset[str] = frozenset()  # whose bytes the weights are that a trainer sent
         self._shelf = shelf
         self._damage = damage
         self._waiting: tuple[OperationRecord, float] | None = None  # a Close that lets requests end by themselves
@@ -81,7 +95,9 @@ class ModelEngine(EngineProcess):
 
     def unhang(self, now: float) -> None:
         """What would last past every deadline ends."""
-        if self._pending is not None:
+        if self.session is not None and self.session.call is not None:
+            self.session.ends = min(self.session.ends, now + LONGEST_STEP_S)
+        if self._pending is not None and self.session is None:
             self._pending.ends = min(self._pending.ends, now + LONGEST_STEP_S)
 
     def die(self, now: float) -> None:
@@ -103,6 +119,8 @@ class ModelEngine(EngineProcess):
     def next_event(self) -> float | None:
         """When something happens by itself."""
         times = [super().next_event(), self.crowd.next_event(), None if self._waiting is None else self._waiting[1]]
+        if self.session is not None and self.session.call is not None:
+            times.append(self.session.ends)
         return min((when for when in times if when is not None), default=None)
 
     def advance(self, now: float) -> None:
@@ -112,6 +130,8 @@ class ModelEngine(EngineProcess):
         if waiting is not None and (now >= waiting[1] or not self.in_flight):
             self._waiting = None
             self._pause(waiting[0], now)
+        if self.session is not None and now >= self.session.ends:
+            self._end_call(self.session, now)
         super().advance(now)
         self._settle()
 
@@ -156,6 +176,68 @@ class ModelEngine(EngineProcess):
         if held != self.crowd.held:
             self.crowd.hold(now, held)
 
+    # a trainer's calls ----------------------------------------------------------------------------------------------
+
+    def take_call(self, call: Call, now: float, answer: Answer) -> None:
+        """One of the four; the answer comes when it has come to its end."""
+        self.advance(now)
+        session, why = self.session, refusal(self.state, self.session, call)
+        if why or session is None:
+            answer(why)
+            return
+        if call.phase == "start":
+            self.apply(Touching(session.push_id), now)
+            if self.state.weights.state is not WeightsState.UPDATING:
+                session.refuse()
+                answer("this transfer has ended")
+                return
+        self.on_call(call)
+        if call.phase == "update":
+            self.resident = "sha256:garbage"
+        session.begin(call, now + self._damage.seconds(OperationName.TRANSFER) / 4, answer)
+        if session.ends <= now:
+            self._end_call(session, now)
+
+    def _end_call(self, session: ModelSession, now: float) -> None:
+        ended = session.end()
+        if ended is None:
+            return
+        call, answer = ended
+        if not session.goes_on:
+            answer("this transfer has ended")
+            return
+        failure = None
+        if call.phase == "update" and call.part is not None:
+            failure, session.breaks = session.breaks, None
+            session.arrived.parts.append(call.part)
+            session.arrived.holders.add(call.holder)
+        if call.phase == "finish":
+            if self._damage.wrong_digest and session.arrived.is_whole:
+                self._damage.wrong_digest = False
+                session.arrived.parts = [replace(part, content="sha256:other") for part in session.arrived.parts]
+            failure = session.finished(call)
+        if failure is None and call.phase != "finish":
+            answer("")
+            return
+        session.refuse()
+        if failure is None:
+            self._damage.fails.pop(OperationName.TRANSFER, None)
+            source = DigestSource.ENGINES_ONLY if call.told is None else DigestSource.TRAINER
+            self._sent, self.sent_by = (session.arrived.digest, source), frozenset(session.arrived.holders)
+        else:
+            self._damage.fails[OperationName.TRANSFER] = failure
+        self._pending = Pending(session.operation, now)
+        answer("" if failure is None else failure.message)
+
+    def _abandon(self, operation: OperationRecord, now: float) -> None:
+        super()._abandon(operation, now)
+        session = self.session
+        if session is not None:
+            session.refuse()
+            if session.call is not None:  # it comes to its end first, and keeps the deadline by itself
+                left_s = operation.command.deadline_seconds if isinstance(operation.command, Transfer) else 0.0
+                self._pending = Pending(operation, max(now, min(session.ends, operation.started + left_s)))
+
     # operations -----------------------------------------------------------------------------------------------------
 
     def _begin(self, operation: OperationRecord, now: float) -> None:
@@ -168,6 +250,9 @@ class ModelEngine(EngineProcess):
             else:
                 self._pause(operation, now)
             return
+        if isinstance(command, Transfer) and command.push is not None:
+            breaks = self._damage.fails.pop(OperationName.TRANSFER, None)
+            self.session = ModelSession(operation, command.push, breaks)
         self._not_reset = self._damage.fails.get(OperationName.VERIFY) if self._cannot_reset() else None
         if operation.name is OperationName.VERIFY and self._not_reset is None:
             crowd.reset_caches()
@@ -195,7 +280,16 @@ class ModelEngine(EngineProcess):
             self._waiting = None
         if self._pending is not None and self._pending.operation.id == operation_id:
             self._cut_tainted(self._pending.operation)
+        if self.session is not None and self.session.push_id == operation_id:
+            self._end_session()
         super()._give_up(operation_id)
+
+    def _end_session(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.refuse()
+            if (ended := session.end()) is not None:
+                ended[1]("this transfer has ended")
 
     def _cut_tainted(self, operation: OperationRecord) -> None:
         if operation.name is OperationName.VERIFY:
@@ -213,11 +307,16 @@ class ModelEngine(EngineProcess):
             self._damage.fails[OperationName.VERIFY] = self._not_reset  # whatever was healed since it began
         if operation.name in self._damage.fails:
             self._cut_tainted(operation)
+        if self.session is not None and self.session.push_id == operation.id:
+            self._end_session()
         super()._finish(operation, now)
 
     def _result(self, operation: OperationRecord, digest: str) -> Staged | Transferred | ProbeResult | None:
         result = super()._result(operation, digest)
-        if isinstance(result, Transferred) and self._damage.wrong_digest:
+        pushed = isinstance(operation.command, Transfer) and operation.command.push is not None
+        if isinstance(result, Transferred) and not pushed:
+            self.sent_by = frozenset()
+        if isinstance(result, Transferred) and self._damage.wrong_digest and not pushed:
             self._damage.wrong_digest = False
             self.resident = "sha256:other"
             return result.model_copy(update={"digest": self.resident})

@@ -7,9 +7,10 @@ must be one of those named here. Where the core and the guard both stand for som
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tests.model import spoils, spoils_of_pods, spoils_of_updates
+from tests.model import spoils, spoils_of_pods, spoils_of_pushes, spoils_of_updates
 from tests.model.api_server import ApiFaults
 from tests.model.network import NetFaults
+from tests.model.operators import Pace
 from tests.model.schedule import KINDS, STEPS, Happening, Schedule, schedule_of
 from tests.model.spoils import Patch
 
@@ -64,6 +65,33 @@ def both_must_serve(schedule: Schedule) -> Schedule:
     return replace(schedule, replicas=2, happenings=happenings)
 
 
+def in_good_weather(schedule: Schedule) -> Schedule:
+    """Nothing is slow or lost: what lasts too long has no excuse. All updates go the whole way, and fail to Retry."""
+    happenings = tuple(replace(each, luck=each.luck // 15 * 15) for each in schedule.happenings)
+    return replace(schedule, net=NetFaults(), api=ApiFaults(), pace=Pace(), happenings=happenings)
+
+
+def dead_in_a_push(schedule: Schedule) -> Schedule:
+    """The trainer dies between two calls, and nobody comes for a long time."""
+    happenings = (
+        Happening(0.0, "push", 0, 0.0),
+        Happening(20.0, "stall_trainer", 0, 1000.0, 2),
+        Happening(20.1, "push", 0, 0.0),
+        Happening(30.0, "kill_trainer", 0, 0.0, 3),
+        Happening(130.0, "long_request", 0, 0.0),
+    )
+    return replace(in_good_weather(schedule), happenings=happenings, operators=1, trainers=1)
+
+
+def two_processes(schedule: Schedule) -> Schedule:
+    """Of one account, of which one sends without the Lease."""
+    happenings = (
+        Happening(0.0, "rude_trainer", 0, 90.0, 4),
+        *(Happening(1.0 + 20 * number, "push", 0, 0.0) for number in range(4)),
+    )
+    return replace(schedule, happenings=happenings, trainers=1)
+
+
 def two_operators(schedule: Schedule) -> Schedule:
     """With a Lease."""
     return replace(schedule, operators=2, lease=True)
@@ -102,7 +130,8 @@ DRAINING = script(
 
 STALE, ATOMIC, FENCE, COMMIT, EPOCH, ENDS = "never stale", "atomic", "fence", "commit", "epoch", "always ends"
 TOLD, COUNT, HOLD, RETRY, ODD, RESTARTS = "told", "minServing", "hold", "retry", "excluded", "restarts"
-ups, pods = spoils_of_updates, spoils_of_pods
+SENDER, LOST = "sender", "lost"
+ups, pods, pushes = spoils_of_updates, spoils_of_pods, spoils_of_pushes
 
 MUTATIONS = (
     Mutation("no arming", spoils.no_arming, (FENCE, STALE)),
@@ -247,5 +276,45 @@ MUTATIONS = (
         ("one leader",),
         ("freeze_operator", "api_down"),
         two_operators,
+    ),
+    Mutation(
+        "what a trainer offers is not read", pushes.what_is_offered_is_not_read, (SENDER,), ("push", "offer_another")
+    ),
+    Mutation("a trainer's Lease lasts for ever", pushes.a_lease_lasts_for_ever, (ENDS,), (), dead_in_a_push),
+    Mutation(
+        "a lost sender is waited for",
+        pushes.a_lost_sender_is_waited_for,
+        (ENDS,),
+        ("push", "kill_trainer_in_phase", "stall_trainer"),
+        in_good_weather,
+    ),
+    Mutation(
+        "everybody is a trainer", pushes.everybody_is_a_trainer, (SENDER,), ("push", "trainers_off", "second_trainer")
+    ),
+    Mutation(
+        "any process of the account may call",
+        pushes.any_process_of_the_account_may_call,
+        (SENDER,),
+        (),
+        two_processes,
+    ),
+    Mutation(
+        "digests of a push are not compared",
+        pushes.digests_are_not_compared,
+        (SENDER, STALE, "agree"),
+        ("push", "flip", "lie"),
+    ),
+    Mutation(
+        "nothing counts as touched",
+        pushes.nothing_counts_as_touched,
+        ("told",),
+        ("push", "kill_trainer_in_phase", "give_up"),
+    ),
+    Mutation("who waits makes all lost", pushes.who_waits_makes_all_lost, (LOST,), ("push", "delete_pod", "crash")),
+    Mutation(
+        "the next attempt keeps its sender",
+        pushes.the_next_attempt_keeps_its_sender,
+        (SENDER,),
+        ("push", "fail_step", "lie"),
     ),
 )

@@ -13,15 +13,7 @@ from datetime import timedelta
 from rollfleet_operator.clients.errors import Conflict, NotFound, Retryable, RollfleetError, Unreachable
 from rollfleet_operator.clients.pace import Pace as PaceOfNews
 from rollfleet_operator.core.actions import (
-    Action,
-    ApplyObject,
-    CreatePod,
     Decision,
-    DeleteObject,
-    DeletePod,
-    GuardCall,
-    LabelPod,
-    StopPod,
     WeightVersionStatusWrite,
 )
 from rollfleet_operator.core.observed import Observed, PodView, Settings
@@ -29,12 +21,14 @@ from rollfleet_operator.core.plan import plan, plan_orphan
 from rollfleet_operator.core.vanished import suspect_nodes, to_follow, vanished
 from rollfleet_operator.runtime.queue import MAX_PASSES, PASSES_PER_S
 from rollfleet_operator.runtime.uptime import Uptime
+from tests.model.acting import Hands
 from tests.model.api_server import ApiServer, Read
 from tests.model.clock import Clock
 from tests.model.following import Following
 from tests.model.leases import Candidate, Lease
 from tests.model.network import Network
 from tests.model.nodes import Nodes
+from tests.model.senders import Manifest, SenderLease, SenderWatch
 from tests.model.watching import PodWatch
 from tests.support.builders import make_settings
 
@@ -70,6 +64,7 @@ class Operator:
         api: ApiServer,
         network: Network,
         nodes: Nodes,
+        senders: SenderLease,
         lease: Lease | None = None,
         drift: float = 1.0,
     ):
@@ -83,6 +78,7 @@ class Operator:
         self.last_decision: Decision | None = None
         self.on_decision: Callable[[Decision], None] = lambda _: None
         self.judge: Callable[[Observed, Decision], None] = lambda _, __: None
+        self.judge_at_once: Callable[[Observed, Decision], None] = lambda _, __: None
         self.up = False
         self.account_uid = make_settings().operator_uid
         self.deaf_until = -1.0  # its watch of pods stalls
@@ -91,6 +87,7 @@ class Operator:
         self._api = api
         self._network = network
         self._nodes = nodes
+        self._senders = senders
         self._lease = lease
         self._drift = drift
         self._candidate: Candidate | None = None
@@ -100,6 +97,7 @@ class Operator:
         self.start()
         api.watches.append(self._hear_of_objects)
         api.pod_watches.append(self._hear_of_pod)
+        senders.watches.append(self._hear_of_sender)
 
     # its life -------------------------------------------------------------------------------------------------------
 
@@ -136,7 +134,8 @@ class Operator:
         self.watch = PodWatch(self._clock, self._rng, self._api, self._later, self.wake)
         watch = self.watch
         self.following.known_addresses = lambda: {view.ip for view in watch.pods.values()}
-        self._children: dict[str, str] = {}
+        self.senders = SenderWatch(self._clock, self._rng, self._senders, self._later, self.wake)
+        self._hands = Hands(self._api, self._nodes, self._senders, self.following, watch)
         self._working = False
         self._wanted = False
         self._failures = 0
@@ -203,6 +202,10 @@ class Operator:
         if self._leading:
             self.watch.hear(uid, view, self.pace.watch_lag_s, self.deaf_until)
 
+    def _hear_of_sender(self, lease: Manifest, deleted: bool) -> None:
+        if self._leading:
+            self.senders.hear(lease, deleted, self.pace.watch_lag_s, self.deaf_until)
+
     def hear_all(self) -> None:
         """Its watch catches up."""
         self.deaf_until = -1.0
@@ -261,6 +264,7 @@ class Operator:
             read = self._api.read()
             if not self.watch.listed:
                 self.watch.list()
+                self.senders.list()
         except Unreachable:
             self.uptime.lost()
             raise
@@ -276,6 +280,7 @@ class Operator:
         decision = plan(observed, self._clock.now())
         self.last_decision = decision
         self.on_decision(decision)
+        self.judge_at_once(observed, decision)
         yield self._pause()
         yield from self._apply(read, observed, decision)
         if decision.wake_at is None:
@@ -302,8 +307,9 @@ class Operator:
             guards=self.following.views(),
             ca_bundle="Q0E=",
             settings=self.settings(),
-            children=dict(self._children),
+            children=dict(self._hands.children),
             terminated=terminated,
+            sender=self.senders.look(read.fleet, tuple(each for each, _ in read.weight_versions.values())),
         )
         nodes = {} if self._api.down else self._nodes.views(suspect_nodes(observed))
         return replace(observed, nodes=nodes)
@@ -333,7 +339,7 @@ class Operator:
         self._rng.shuffle(actions)  # the runtime begins them all at once
         for action in actions:
             try:
-                yield from self._do(lambda action=action: self._act(action))  # type: ignore[misc]
+                yield from self._do(lambda action=action: self._hands.act(action))  # type: ignore[misc]
             except RollfleetError as error:
                 errors.append(error)
             yield self._pause()
@@ -361,7 +367,7 @@ class Operator:
     def _tell_orphans(self, read: Read) -> Generator[float, None, None]:
         """The fleet is gone: nothing of it is followed, and its WeightVersions are told."""
         self.following.ensure({})
-        self._children.clear()
+        self._hands.children.clear()
         errors: list[RollfleetError] = []
         for weight_version, _ in read.weight_versions.values():
             decision = plan_orphan(weight_version, self._clock.now())
@@ -373,27 +379,3 @@ class Operator:
         """The fence between two operators: nothing is done where it fails."""
         if decision.fleet_status is not None:
             self._api.replace_fleet_status(read.fleet_version, decision.fleet_status.status)
-
-    def _act(self, action: Action) -> None:
-        if isinstance(action, GuardCall):
-            self.following.give(action.pod_uid, action.command)
-        elif isinstance(action, CreatePod):
-            self._api.write_pod(lambda: self._nodes.create(action.manifest))
-            self.watch.learn(next((uid for uid, view in self._api.pods.items() if view.name == _name(action)), ""))
-        elif isinstance(action, DeletePod):
-            self._api.write_pod(lambda: self._nodes.delete(action.uid))
-            self.watch.learn(action.uid)
-        elif isinstance(action, StopPod):
-            self._api.write_pod(lambda: self._nodes.stop(action.uid, action.why))
-            self.watch.learn(action.uid)
-        elif isinstance(action, LabelPod):
-            self._api.write_pod(lambda: self._api.change_pod(action.uid, serving_label=action.serving))
-            self.watch.learn(action.uid)
-        elif isinstance(action, ApplyObject):
-            self._children[f"{action.manifest['kind']}/{action.manifest['metadata']['name']}"] = action.content_hash
-        elif isinstance(action, DeleteObject):
-            self._children.pop(f"{action.kind}/{action.name}", None)
-
-
-def _name(action: CreatePod) -> str:
-    return str(action.manifest["metadata"]["name"])

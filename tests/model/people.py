@@ -1,10 +1,11 @@
 """What people do to the objects: ask, retry, delete, make again, scale, change, and break checkpoints."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from rollfleet_operator.api.meta import ObjectMeta
-from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import WeightVersion
+from rollfleet_operator.api.rolloutengine import RolloutEngineStatus, TrainerRef
+from rollfleet_operator.api.weightversion import Checkpoint, Recovery, SourceType, WeightVersion
 from rollfleet_operator.core.accept import in_charge
 from rollfleet_operator.core.ending import UNDER_WAY
 from rollfleet_protocol.state import FailureReason
@@ -32,6 +33,7 @@ class People:
         self._auditor = auditor
         self._created = 0
         self._fleets = 0
+        self._listed: tuple[TrainerRef, ...] = ()  # who may push again later
 
     # objects --------------------------------------------------------------------------------------------------------
 
@@ -82,6 +84,25 @@ class People:
         """A higher version, batch by batch."""
         self.ask(self.newest + 1, "", self._ask_of(blow, rolls=True))
 
+    def push(self, blow: Happening) -> None:
+        """A higher version, which a trainer sends; every fourth one is to be stored as well."""
+        copy = f"copy-{self.newest + 1}" if blow.who % 4 == 3 else ""
+        self.ask(self.newest + 1, "", replace(self._ask_of(blow), pushed=True, copy=copy))
+
+    def name_copy(self, blow: Happening) -> None:
+        """The checkpoint of what was pushed is named: as it is, with other weights in it, or not there yet."""
+        known, committed = self.charge, self._auditor.book.committed
+        if known is None or known.spec.source.type is not SourceType.TRAINER:
+            return
+        path = f"copy-{known.spec.version}-{blow.who}"
+        if committed is not None and committed.digest is not None and blow.luck % 3:
+            self._nodes.shelf.changed[path] = committed.digest
+        if blow.luck % 3 == 1:
+            self._break(path, blow.seconds)
+        spec = known.spec.model_copy(update={"recovery": Recovery(checkpoint=Checkpoint(path=path))})
+        meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
+        self._put(known.model_copy(update={"spec": spec, "metadata": meta}))
+
     def bump_to_broken(self, blow: Happening) -> None:
         """Half-written, and whole after a while."""
         version = self.newest + 1
@@ -125,6 +146,24 @@ class People:
         """Another image."""
         image = f"registry.example/engine:{self._api.fleet.metadata.generation + 1}"
         spec = self._api.fleet.spec.model_copy(update={"image": image})
+        self._api.put_fleet(self._api.fleet.model_copy(update={"spec": spec, "metadata": self._next_generation()}))
+
+    def trainers_off(self, blow: Happening) -> None:
+        """Nobody of the fleet's trainers may push for a while."""
+        listed = self._api.fleet.spec.trainers
+        if listed and not self._listed:
+            self._listed = listed
+            self._set_trainers((TrainerRef(service_account_name="somebody-else"),))
+            self._clock.later(blow.seconds, self.trainers_on)
+
+    def trainers_on(self) -> None:
+        """They may again."""
+        if self._listed:
+            listed, self._listed = self._listed, ()
+            self._set_trainers(listed)
+
+    def _set_trainers(self, listed: tuple[TrainerRef, ...]) -> None:
+        spec = self._api.fleet.spec.model_copy(update={"trainers": listed})
         self._api.put_fleet(self._api.fleet.model_copy(update={"spec": spec, "metadata": self._next_generation()}))
 
     def _next_generation(self) -> ObjectMeta:

@@ -16,7 +16,10 @@ from tests.model.clock import Clock
 from tests.model.decisions import judge_decision, judge_stops
 from tests.model.engines import ModelEngine
 from tests.model.nodes import Host, Nodes
+from tests.model.promises_of_pushes import Pushes
+from tests.model.pushes import Call
 from tests.model.requests import Held, Request
+from tests.model.senders import SenderLease
 from tests.model.statuses import Statuses
 from tests.support.builders import digest_of
 from tests.support.simulated_engine import MODEL_DIGEST
@@ -31,9 +34,10 @@ MOST_REQUESTS = 3  # at one engine
 class Auditor:
     """Looks after every event."""
 
-    def __init__(self, clock: Clock, api: ApiServer, nodes: Nodes) -> None:
+    def __init__(self, clock: Clock, api: ApiServer, nodes: Nodes, lease: SenderLease) -> None:
         self.ledger = Ledger()
-        self.statuses = Statuses(api, nodes, self.ledger)
+        self.pushes = Pushes(clock, api, nodes, lease, self.ledger, lambda: self.book, self._judge_change)
+        self.statuses = Statuses(api, nodes, self.ledger, self.pushes)
         self._clock = clock
         self._api = api
         self._nodes = nodes
@@ -167,6 +171,7 @@ class Auditor:
     def _watch(self, host: Host) -> None:
         if host.process is not None:
             host.process.on_command = lambda command: self._commanded(host, command)
+            host.process.on_call = lambda call: self._called(host, call)
             host.process.crowd.on_answer = lambda request: self._told(host, request)
             host.process.crowd.on_cut = self._cut
             host.process.crowd.on_heard = lambda request, held: self._heard(host, request, held)
@@ -187,7 +192,11 @@ class Auditor:
             self.saw(f"close: in mode {command.mode}, with requests in flight")
         self._judge_hold(host, command, recorded)
         if isinstance(command, Transfer) and self._takes(process, command):
-            self._judge_transfer(host, command)
+            self._judge_change(host, command.version, command.epoch)
+
+    def _called(self, host: Host, call: Call) -> None:
+        if host.process is not None:
+            self.pushes.called(host, host.process, call)
 
     def _unmoved(self, host: Host, process: ModelEngine, epoch: int) -> None:
         if host.process is process and process.state.epoch < epoch:
@@ -203,20 +212,22 @@ class Auditor:
     def _takes(self, process: ModelEngine, command: Transfer) -> bool:
         """Whether this command begins a transfer, and does not repeat one."""
         state = process.state
+        if command.push is not None:
+            return process.session is None
         staged = state.staged is not None and state.staged.version == command.version
         return staged and state.weights.state is not WeightsState.UPDATING
 
-    def _judge_transfer(self, host: Host, command: Transfer) -> None:
+    def _judge_change(self, host: Host, version: int, epoch: int) -> None:
         """Nobody who holds other weights answers, or could by itself, once weights begin to change.
 
         While an update with strategy Rolling moves its first batch the others answer, but from the committed version.
         """
         committed = self.book.committed
-        if committed is not None and command.version == committed.version:
+        if committed is not None and version == committed.version:
             return
-        if self._is_withdrawn(command):
+        if self._is_withdrawn(epoch):
             return  # on its way when its WeightVersion was deleted: nothing commits it any more, so nobody opens on it
-        rolls = self._rolls(command)
+        rolls = self._rolls(version, epoch)
         for other in self._nodes.of(self.book.uid):
             process = other.process
             if process is None or other is host or self._is_beyond(other):
@@ -227,18 +238,18 @@ class Auditor:
                     raise BrokenPromise("fence", f"the first batch rolls and {other.uid} answers at {state.weights}")
                 continue
             if process.open or process.in_flight:
-                raise BrokenPromise("fence", f"transfer to {host.uid} at {command.version} while {other.uid} answers")
+                raise BrokenPromise("fence", f"transfer to {host.uid} at {version} while {other.uid} answers")
             if state.reopen_at is not None and state.alive and not state.draining:
                 raise BrokenPromise("fence", f"transfer to {host.uid} while {other.uid} may reopen by itself")
 
-    def _is_withdrawn(self, command: Transfer) -> bool:
-        owner = self.book.epochs.get(command.epoch)
+    def _is_withdrawn(self, epoch: int) -> bool:
+        owner = self.book.epochs.get(epoch)
         present = {weight_version.metadata.uid for weight_version, _ in self._api.weight_versions.values()}
         return owner is not None and owner[0] not in present
 
-    def _rolls(self, command: Transfer) -> bool:
+    def _rolls(self, version: int, epoch: int) -> bool:
         """By the spec of the update to which the epoch was given."""
-        uid, version, _ = self.book.epochs.get(command.epoch, ("", command.version, 0))
+        uid, version, _ = self.book.epochs.get(epoch, ("", version, 0))
         spec = self.ledger.specs.get((uid, version))
         return spec is not None and spec.strategy.type is StrategyType.ROLLING
 
@@ -253,7 +264,11 @@ class Auditor:
     def asked(self, weight_version: WeightVersion) -> None:
         """A person writes a spec."""
         self.book.hold = None
-        self.ledger.specs[weight_version.metadata.uid, weight_version.spec.version] = weight_version.spec
+        spec = weight_version.spec
+        self.ledger.specs[weight_version.metadata.uid, spec.version] = spec
+        stored = spec.source.checkpoint if spec.recovery is None else spec.recovery.checkpoint
+        paths = self.ledger.paths.setdefault((weight_version.metadata.uid, spec.version), set())
+        paths.add(None if stored is None else stored.path)
 
     def deleted(self, weight_version: WeightVersion) -> None:
         """A person deletes it."""

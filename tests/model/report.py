@@ -23,12 +23,14 @@ class Report:
 def report(world: "World") -> Report:
     """Of a world that has lived."""
     counts = dict(world.chaos.counts)
-    for more in (world.network.counts, world.api.counts):
+    for more in (world.network.counts, world.api.counts, *(each.counts for each in world.trainers)):
         for what, number in more.items():
             counts[what] = counts.get(what, 0) + number
     seen = world.auditor.ledger.seen
     seen["operator: acted after its term had ended"] += sum(each.late_acts for each in world.operators)
     seen["operator: lost its term"] += sum(each.lost_terms for each in world.operators)
+    seen["trainer: sent after it was no sender any more"] += sum(each.late_calls for each in world.trainers)
+    seen["trainer: lost the Lease"] += sum(each.lost_leases for each in world.trainers)
     seen["address: of an engine that runs on, given to another"] += world.nodes.reused
     return Report(
         events=world.clock.events,

@@ -58,6 +58,24 @@ KINDS = {
     "break_checkpoint": 2,
     "change_checkpoint": 2,
     "long_request": 4,
+    "push": 8,
+    "name_copy": 2,
+    "kill_trainer": 2,
+    "kill_trainer_in_phase": 2,
+    "freeze_trainer": 2,
+    "stall_trainer": 2,
+    "second_trainer": 2,
+    "rude_trainer": 1,
+    "lie": 2,
+    "flip": 2,
+    "old_step": 1,
+    "offer_another": 1,
+    "give_up": 1,
+    "release_lease": 1,
+    "cut_trainer": 2,
+    "cut_trainer_from_api": 1,
+    "trainers_off": 1,
+    "account_anew": 1,
 }
 # What belongs together, and falls together more often than by chance; every other schedule has one of these.
 THEMES: tuple[tuple[str, ...], ...] = (
@@ -68,6 +86,10 @@ THEMES: tuple[tuple[str, ...], ...] = (
     ("freeze_operator", "api_down", "bump", "kill_operator", "replace_operator"),
     ("collect_garbage", "garbage_fails", "collect_unnoticed", "volume_away", "bump"),
     ("delete_fleet", "create_version_again", "delete_version", "lose_status", "bump"),
+    ("push", "kill_trainer", "kill_trainer_in_phase", "second_trainer", "rude_trainer", "freeze_trainer"),
+    ("push", "stall_trainer", "lie", "flip", "old_step", "fail_step", "crash"),
+    ("push", "name_copy", "give_up", "offer_another", "release_lease", "kill_operator", "delete_pod"),
+    ("push", "cut_trainer", "cut_trainer_from_api", "api_down", "trainers_off", "account_anew", "retry"),
 )
 OFTEN = 15  # weight of what belongs to the theme
 SECONDS = (0.5, 2.0, 8.0, 20.0, 45.0, 90.0, 180.0)
@@ -101,13 +123,17 @@ class Schedule:
     api: ApiFaults
     pace: Pace
     happenings: tuple[Happening, ...]
+    trainers: int = 1  # processes that there are from the beginning; there may be a second one later
+    trainer_drift: float = 1.0  # of the second trainer's clock
 
 
 def schedule_of(seed: int, kinds: Mapping[str, int] = KINDS) -> Schedule:
     """The schedule of a seed: always the same. `kinds`: what happens in it, by weight."""
     rng = random.Random(seed)
+    first = "bump"
     if kinds is KINDS and seed % 2:
-        kinds = KINDS | dict.fromkeys(THEMES[seed // 2 % len(THEMES)], OFTEN)
+        theme = THEMES[seed // 2 % len(THEMES)]
+        first, kinds = theme[0] if theme[0] == "push" else first, KINDS | dict.fromkeys(theme, OFTEN)
     harsh = rng.choice((0.0, 0.3, 1.0))  # how bad the weather is between the blows
 
     def chance(most: float) -> float:
@@ -124,17 +150,19 @@ def schedule_of(seed: int, kinds: Mapping[str, int] = KINDS) -> Schedule:
         net=NetFaults(lose_request=chance(0.1), lose_answer=chance(0.2), delay=chance(0.2)),
         api=ApiFaults(conflict=chance(0.1), lose_request=chance(0.1), lose_answer=chance(0.1)),
         pace=Pace(stall=chance(0.02), watch_lag_s=rng.choice((0.05, 0.05, 2.0))),
-        happenings=_happenings(rng, kinds),
+        happenings=_happenings(rng, kinds, first),
+        trainers=rng.choice((1, 1, 2)),
+        trainer_drift=rng.choice((1.0, 0.9, 1.1)),
     )
 
 
-def _happenings(rng: random.Random, given: Mapping[str, int]) -> tuple[Happening, ...]:
+def _happenings(rng: random.Random, given: Mapping[str, int], first: str) -> tuple[Happening, ...]:
     """Close together, so that one falls into what the other began."""
     found: list[Happening] = []
     at = 0.0
     kinds, weights = tuple(given), tuple(given.values())
     for number in range(rng.randint(2, MAX_HAPPENINGS)):
-        kind = "bump" if number == 0 else rng.choices(kinds, weights)[0]
+        kind = first if number == 0 else rng.choices(kinds, weights)[0]
         found.append(Happening(at, kind, rng.randrange(12), rng.choice(SECONDS), rng.randrange(LUCK)))
         at += rng.choice(GAPS) * rng.uniform(0.5, 1.5)
         if at > HORIZON_S:

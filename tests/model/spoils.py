@@ -21,6 +21,7 @@ from rollfleet_operator.core import (
     vanished,
     world,
 )
+from rollfleet_operator.core.actions import LabelPod
 from rollfleet_operator.core.policies import Deadline
 from rollfleet_protocol.commands import Open, Transfer
 from rollfleet_protocol.state import OperationName, Transferred, WeightsState
@@ -83,9 +84,9 @@ def label_instead_of_fence(patch: Patch) -> None:
     )
 
 
-def plan_label(engine: world.Engine) -> operators.LabelPod:
+def plan_label(engine: world.Engine) -> LabelPod:
     """Take it away."""
-    return operators.LabelPod(engine.name, engine.pod.uid, serving=False)
+    return LabelPod(engine.name, engine.pod.uid, serving=False)
 
 
 def readiness_is_a_fence(patch: Patch) -> None:

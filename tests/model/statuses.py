@@ -9,17 +9,19 @@ from tests.model.api_server import ApiServer
 from tests.model.books import Book, BrokenPromise, Failure, Hold, Ledger
 from tests.model.engines import ModelEngine
 from tests.model.nodes import Nodes
+from tests.model.promises_of_pushes import Pushes
 
 
 class Statuses:
     """Judges the writes of operators."""
 
-    def __init__(self, api: ApiServer, nodes: Nodes, ledger: Ledger) -> None:
+    def __init__(self, api: ApiServer, nodes: Nodes, ledger: Ledger, pushes: Pushes) -> None:
         self.book = Book(api.fleet.metadata.uid)
         self.on_commit: Callable[[], None] = lambda: None
         self._api = api
         self._nodes = nodes
         self._ledger = ledger
+        self._pushes = pushes
         self.is_called_halted: Callable[[str], bool] = lambda _: False
         api.on_fleet_status = self._fleet_written
         api.on_weight_status = self._weights_written
@@ -94,11 +96,14 @@ class Statuses:
             state = process.state
             if state.incarnation not in taking_part:
                 continue  # closed and armed under this epoch, and left where an earlier attempt brought it
+            if state.weights.digest != committed.digest:
+                continue  # it got other bytes than most, or says so: it is out by itself, and stays closed
             if state.weights.state is WeightsState.LOADED and state.epoch == epoch and state.alive:
                 if state.draining or self._is_leaving(process):
                     continue
                 raise BrokenPromise("commit", f"version {version} is committed before {state.incarnation}")
         self._count(committed, epoch)
+        self._pushes.committed(committed, epoch)
 
     def _count(self, committed: Committed, epoch: int) -> None:
         """spec.minServing: so many engines answered the probe of this very update, and were not called odd."""
@@ -134,6 +139,7 @@ class Statuses:
 
     def _weights_written(self, weight_version: WeightVersion, status: WeightVersionStatus) -> None:
         before = weight_version.status
+        self._pushes.written(weight_version, status)
         if (before.phase, before.version) != (status.phase, status.version):
             self._saw(f"phase: {status.phase}")
             if status.phase is Phase.ACTIVE:
@@ -165,11 +171,11 @@ class Statuses:
         committed, uid = self._api.fleet.status.committed, weight_version.metadata.uid
         if committed is None or self.book.ever_lost:
             return
-        spec = self._ledger.specs.get((uid, status.version))
-        path = None if spec is None or spec.source.checkpoint is None else spec.source.checkpoint.path
-        told = (committed.version, committed.weight_version_uid, committed.checkpoint)
-        if told != (status.version, uid, path):
-            raise BrokenPromise("told", f"{uid} is Active at {status.version} from {path}, committed is {told}")
+        paths = self._ledger.paths.get((uid, status.version), set())
+        told = (committed.version, committed.weight_version_uid)
+        if told != (status.version, uid) or committed.checkpoint not in paths:
+            text = f"committed is {told} from {committed.checkpoint}"
+            raise BrokenPromise("told", f"{uid} is Active at {status.version} from {paths}: {text}")
 
 
 def _same(one: Committed | None, other: Committed) -> bool:

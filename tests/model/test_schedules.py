@@ -43,6 +43,13 @@ REACHED = (
     "operator: lost its term",
     "operator: acted after its term had ended",
     "engine: stopped for good",
+    "commit: of a push",
+    "end: Failed SenderLost",
+    "end: Failed SenderMissing",
+    "push: ends before weights are touched",
+    "fleet: its weights are lost",
+    "trainer: lost the Lease",
+    "trainer: sent after it was no sender any more",
 )
 
 
@@ -104,6 +111,8 @@ schedules = st.builds(
     api=st.builds(ApiFaults, conflict=chance(0.1), lose_request=chance(0.1), lose_answer=chance(0.1)),
     pace=st.builds(Pace, stall=chance(0.02), watch_lag_s=st.sampled_from([0.05, 2.0])),
     happenings=happenings,
+    trainers=st.integers(1, 2),
+    trainer_drift=st.sampled_from([1.0, 0.9, 1.1]),
 )
 
 

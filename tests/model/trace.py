@@ -28,6 +28,8 @@ def tell(world: World, say: Callable[[str], None] = print) -> None:
         line(f"VERSION {known.metadata.uid} {after.version} {after.phase} epoch {after.epoch}"),
         told(known, after),
     )[1]
+    for trainer in world.trainers:
+        trainer.on_word = lambda text, trainer=trainer: line(f"    {trainer.holder}: {text}")  # type: ignore[misc]
     changed, seen = world.nodes.on_change, dict[str, str]()
 
     def engine(host: Host) -> None:

@@ -4,42 +4,37 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from rollfleet_operator.api.rolloutengine import Aftermath, Startup
-from rollfleet_operator.api.weightversion import Phase
-from rollfleet_operator.core.accept import judge_weight_version
+from rollfleet_operator.api.launch import WeightTransfer
+from rollfleet_operator.api.rolloutengine import Startup, TrainerRef
+from rollfleet_operator.api.weightversion import Deadlines, Phase
 from rollfleet_operator.core.policies import OPENING_S, REOPENING_S
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.rolling import roll_seconds
-from rollfleet_protocol.state import OperationName, WeightsState
+from rollfleet_protocol.launch_settings import TransferBackend
+from rollfleet_protocol.state import OperationName
 from tests.model.api_server import ApiFaults, ApiServer
-from tests.model.asks import DEADLINES, RETRY
+from tests.model.asks import PLAIN, RETRY, Ask
 from tests.model.chaos import Chaos
 from tests.model.clock import Clock
 from tests.model.describing import describe
 from tests.model.engines import Damage, Shelf
 from tests.model.leases import Lease
+from tests.model.looks import BY_RECORD, Looks
 from tests.model.network import Network
 from tests.model.nodes import Host, Nodes
 from tests.model.operators import Operator, Pace
 from tests.model.promises import Auditor, BrokenPromise
 from tests.model.report import Report, report
 from tests.model.schedule import STEPS, Schedule
+from tests.model.senders import ACCOUNTS, SenderLease
+from tests.model.trainers import Trainer
 from tests.support.builders import NOW, make_fleet
 
-ENDED = (Phase.ACTIVE, Phase.FAILED)
-ALL_DEADLINES_S = float(
-    2 * DEADLINES.prepare_seconds  # Pending has prepareSeconds too
-    + DEADLINES.quiesce_seconds
-    + DEADLINES.transfer_seconds
-    + DEADLINES.verify_seconds
-)
-BOUND_S = RETRY.attempts * ALL_DEADLINES_S + OPENING_S + REOPENING_S + 60.0
-PHASE_S = {
-    Phase.PREPARING: DEADLINES.prepare_seconds,
-    Phase.QUIESCING: DEADLINES.quiesce_seconds,
-    Phase.TRANSFERRING: DEADLINES.transfer_seconds,
-    Phase.VERIFYING: DEADLINES.verify_seconds,
-    Phase.OPENING: OPENING_S,
+SECONDS_OF = {
+    Phase.PREPARING: "prepare_seconds",
+    Phase.QUIESCING: "quiesce_seconds",
+    Phase.TRANSFERRING: "transfer_seconds",
+    Phase.VERIFYING: "verify_seconds",
 }
 LATE_S = 60.0  # an operator that stalls, or whose writes fail, sees a deadline late
 UP_S = 120.0  # a healthy fleet comes up, or changes, within this
@@ -48,35 +43,81 @@ IDLE_S = 90.0
 MAX_EVENTS = 60_000  # of one schedule: more is a loop that never ends
 TICK_S = 1.0
 COLLECTED_SHARE = 0.2  # of what has no owner, each second
-STARTUP = Startup(restart_budget=2)
+FLEET_SPEC = {
+    "startup": Startup(restart_budget=2),
+    "trainers": tuple(TrainerRef(service_account_name=name) for name in ACCOUNTS),
+    "weight_transfer": WeightTransfer(backend=TransferBackend.GLOO),
+}
 FOR_GOOD_S = 1e9
-BY_RECORD = "the commit of version"  # in the message of whoever answers the probe unlike what was kept with the commit
 LOOK_S = 0.05  # how often a guard looks at its clock
 
 
-class World:
+def longest_s(deadlines: Deadlines) -> float:
+    """Of an update: all its attempts, with Pending, which has prepareSeconds too, and its end."""
+    in_all = 2 * deadlines.prepare_seconds + deadlines.quiesce_seconds
+    in_all += deadlines.transfer_seconds + deadlines.verify_seconds
+    return RETRY.attempts * in_all + OPENING_S + REOPENING_S + 60.0
+
+
+class World(Looks):
     """Everything of one schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.rng = random.Random(schedule.seed + 1)
         self.clock = Clock()
-        self.api = ApiServer(self.clock, self.rng, make_fleet(replicas=schedule.replicas, startup=STARTUP))
+        self.api = ApiServer(self.clock, self.rng, make_fleet(replicas=schedule.replicas, **FLEET_SPEC))
         self.nodes = Nodes(self.clock, self.rng, self.api, Shelf())
         self.nodes.load_s = schedule.load_s
         self.nodes.make_damage = self._make_damage
         self.nodes.on_change = self._changed
         self.network = Network(self.clock, self.rng)
-        self.auditor = Auditor(self.clock, self.api, self.nodes)
+        self.senders = SenderLease(self.clock, self.api)
+        self.api.on_fleet_gone = self.senders.remove
+        self.auditor = Auditor(self.clock, self.api, self.nodes, self.senders)
+        self.trainers = [
+            Trainer(
+                f"trainer-{number}",
+                "grpo",
+                drift,
+                self.clock,
+                self.rng,
+                self.api,
+                self.senders,
+                self.nodes,
+                self.network,
+            )
+            for number, drift in enumerate((1.0, schedule.trainer_drift))
+        ]
         lease = Lease() if schedule.lease else None
         self.operators = [
-            Operator(f"operator-{number}", self.clock, self.rng, self.api, self.network, self.nodes, lease, drift)
+            Operator(
+                f"operator-{number}",
+                self.clock,
+                self.rng,
+                self.api,
+                self.network,
+                self.nodes,
+                self.senders,
+                lease,
+                drift,
+            )
             for number, drift in enumerate((1.0, schedule.drift)[: schedule.operators])
         ]
-        self.chaos = Chaos(self.clock, self.api, self.nodes, self.network, self.operators, self.auditor)
+        self.chaos = Chaos(
+            self.clock,
+            self.api,
+            self.nodes,
+            self.network,
+            self.senders,
+            self.trainers,
+            self.operators,
+            self.auditor,
+        )
         self.chaos.on_asked = self._asked
         for operator in self.operators:
             operator.judge = self.auditor.decided
+            operator.judge_at_once = self.auditor.pushes.decided
         self.auditor.statuses.is_called_halted = self._is_called_halted
         self.asked_at = 0.0
         self.able_since = 0.0
@@ -103,13 +144,19 @@ class World:
             self.chaos.scale_to(2)
         if self.api.fleet.status.committed is None or self._is_held():
             self._decide_by_hand()
-        self.chaos.ask(self.chaos.newest + 1)
+        self._ask_for_a_good_one()
         self._run_until(HEALED_S, "a good version becomes active on a healthy fleet", self._is_active)
         self._stay_idle()
         return report(self)
 
+    def _ask_for_a_good_one(self) -> None:
+        """From a checkpoint, or from a trainer."""
+        self.chaos.ask(self.chaos.newest + 1, "", Ask(pushed=True) if self.schedule.seed % 3 == 1 else PLAIN)
+
     def _let_loose(self) -> None:
         self.calm = False
+        for trainer in self.trainers[: self.schedule.trainers]:
+            trainer.start()
         self.network.faults = replace(self.schedule.net)
         self.api.faults = replace(self.schedule.api)
         for operator in self.operators:
@@ -235,9 +282,11 @@ class World:
         if self.calm:
             self._restore_checkpoints()
             self._clear_away()
-        if not self._has_ended() and self.clock.time > max(self.asked_at, self.able_since) + BOUND_S:
-            raise BrokenPromise("always ends", f"not ended within {BOUND_S:g} s: {describe(self)}")
+        self._judge_end()
         self._judge_phase()
+        mild = self.calm or (self.schedule.pace.stall == 0.0 and self.schedule.api == ApiFaults())
+        if mild and self.chaos.charge is not None and not self._has_ended():
+            self.auditor.pushes.judge_wait(self.chaos.charge, self.able_since)
         if self.rng.random() < 0.3 and self.nodes.hosts:
             host = self.rng.choice(sorted(self.nodes.hosts.values(), key=lambda host: host.uid))
             seconds, streams = self.rng.choice((0.05, 1.0, 15.0)), self.rng.random() < 0.5
@@ -260,14 +309,13 @@ class World:
                 self._ended.add(key)
                 self.outcomes[entry.outcome.value] = self.outcomes.get(entry.outcome.value, 0) + 1
 
-    def _has_ended(self) -> bool:
-        """Whether the update that is asked for is over, or is none."""
-        charge, fleet = self.chaos.charge, self.api.fleet
-        if charge is None or fleet.status.committed is None or not self.api.fleet_present:
-            return True
-        if not judge_weight_version(charge, fleet, charge, fleet.status.committed).accepted:
-            return True
-        return charge.status.version == charge.spec.version and charge.status.phase in ENDED
+    def _judge_end(self) -> None:
+        charge = self.chaos.charge
+        if charge is None or self._has_ended():
+            return
+        bound_s = longest_s(charge.spec.deadlines)
+        if self.clock.time > max(self.asked_at, self.able_since) + bound_s:
+            raise BrokenPromise("always ends", f"not ended within {bound_s:g} s: {describe(self)}")
 
     def _judge_phase(self) -> None:
         """Each phase ends by its own deadline, counted from when somebody could act."""
@@ -275,100 +323,15 @@ class World:
         if self._has_ended() or charge is None or charge.status.phase_started_at is None:
             return
         status = charge.status
-        seconds = PHASE_S.get(status.phase)
-        if seconds is None or status.version != charge.spec.version:
+        if status.version != charge.spec.version or status.phase not in (*SECONDS_OF, Phase.OPENING):
             return
         if status.phase is Phase.OPENING:
-            seconds += roll_seconds(charge, max(self.api.fleet.spec.replicas, len(self.nodes.hosts)))
+            seconds = OPENING_S + roll_seconds(charge, max(self.api.fleet.spec.replicas, len(self.nodes.hosts)))
+        else:
+            seconds = getattr(charge.spec.deadlines, SECONDS_OF[status.phase])
         began = (status.phase_started_at - NOW).total_seconds()
         if self.clock.time > max(began, self.able_since, self.asked_at) + seconds + LATE_S:
             raise BrokenPromise("always ends", f"{status.phase} has lasted since {began:.1f}: {describe(self)}")
-
-    # looks ----------------------------------------------------------------------------------------------------------
-
-    def _all_serve(self, version: int | None) -> bool:
-        """Every engine that is asked for answers, nobody is left over, and nobody is held by an update that is over."""
-        hosts = [host for host in self.nodes.hosts.values() if not host.leaving]
-        if len(hosts) != self.api.fleet.spec.replicas or len(self.api.pods) != len(hosts):
-            return False
-        for host in hosts:
-            process = host.process
-            if process is None or not process.open or host.obeys != self.operators[0].account_uid:
-                return False
-            state = process.state
-            if state.paused or state.armed or (version is not None and state.weights.version != version):
-                return False
-        return True
-
-    def _is_well(self) -> bool:
-        if not any(each.leads for each in self.operators) or not self._has_ended() or not self.api.fleet_present:
-            return False
-        committed = self.api.fleet.status.committed
-        if any(member.vanished_since for member in self.api.fleet.status.members):
-            return False
-        if self._is_held():
-            return True
-        if committed is not None and self._disowned():
-            return False  # they are replaced first
-        if committed is None:
-            return self._is_undecided()
-        return self._all_serve(committed.version) or self._all_but_the_odd_ones(committed.version)
-
-    def _is_undecided(self) -> bool:
-        """The record is lost, and nobody can tell: closed, until a person decides. A fleet that is new finds out."""
-        if self.api.fleet.spec.replicas == 0:
-            return not self.api.pods
-        told = {condition.reason for condition in self.api.fleet.status.conditions}
-        answering = any(
-            host.process is not None and host.process.open and host.obeys == self.operators[0].account_uid
-            for host in self.nodes.hosts.values()
-        )
-        # One that obeys another operator does not say what it serves: it may be another version than all others do.
-        unclear = self._disowned() or (self.auditor.book.lost and not answering)
-        decided = "CommitUnknown" not in told or not unclear
-        up = all(host.process is not None for host in self._present())
-        return up and not decided and len(self.api.pods) == self.api.fleet.spec.replicas
-
-    def _present(self) -> list[Host]:
-        """Engines that run, or will."""
-        return [
-            host
-            for host in self.nodes.hosts.values()
-            if host.process is not None or not (host.leaving or host.gone or host.ended)
-        ]
-
-    def _disowned(self) -> bool:
-        return any(host.obeys != self.operators[0].account_uid for host in self._present())
-
-    def _is_called_halted(self, uid: str) -> bool:
-        """By what an operator has heard of the pod."""
-        views = (operator.watch.pods.get(uid) for operator in self.operators)
-        return any(view is not None and view.halted for view in views)
-
-    def _is_held(self) -> bool:
-        """The update failed and its spec says that what it touched stays as it is, for a person to look at."""
-        last, hosts = self.api.fleet.status.last_finished, self._present()
-        if last is None or last.aftermath is not Aftermath.HELD:
-            return False
-        up = all(host.process is not None for host in hosts)
-        return up and len(hosts) == len(self.api.pods) == self.api.fleet.spec.replicas
-
-    def _all_but_the_odd_ones(self, version: int) -> bool:
-        """An engine that answers the probe differently from those that serve stays out until the next version."""
-        odd = [
-            host
-            for host in self.nodes.running
-            if host.process is not None
-            and not host.process.open
-            and host.process.state.weights.state is WeightsState.VERIFIED
-            and "differ by" in str(self.api.fleet.status.engines.details)
-        ]
-        serving = [host for host in self.nodes.running if host.process is not None and host.process.open]
-        versions = {host.process.state.weights.version for host in serving if host.process is not None}
-        # Where all answer unlike what was kept with the commit, that is what is wrong: the next version ends it.
-        by_record = not versions and all(BY_RECORD in each.message for each in self.api.fleet.status.engines.details)
-        whole = len(odd) + len(serving) == self.api.fleet.spec.replicas
-        return bool(odd) and whole and (versions == {version} or by_record)
 
     def _is_active(self) -> bool:
         charge, last = self.chaos.charge, self.api.fleet.status.last_finished
@@ -378,7 +341,7 @@ class World:
             if last is None or last.reason != Reason.CANNOT_BE_FENCED:
                 raise BrokenPromise("always ends", f"a good version failed on a healthy fleet: {describe(self)}")
             # A pod went while nobody looked: its kubelet must have had its time before anything may change.
-            self.chaos.ask(self.chaos.newest + 1)
+            self._ask_for_a_good_one()
             return False
         return charge.status.phase is Phase.ACTIVE and self._all_serve(charge.spec.version)
 

@@ -133,9 +133,13 @@ class EngineProcess:
             elif isinstance(effect, CancelOperation):
                 self._give_up(effect.operation_id)
             elif isinstance(effect, AbandonPush) and self._pending is not None:
-                self._temper.fails[OperationName.TRANSFER] = fault(FailureReason.CANCELLED, "a newer epoch began")
-                self._pending = Pending(self._pending.operation, now)
+                self._abandon(self._pending.operation, now)
         return decision.rejection
+
+    def _abandon(self, operation: OperationRecord, now: float) -> None:
+        """The trainer of this push is waited for no longer."""
+        self._temper.fails[OperationName.TRANSFER] = fault(FailureReason.CANCELLED, "a newer epoch began")
+        self._pending = Pending(operation, now)
 
     def moved(self, before: GuardState, now: float) -> None:
         """The machine has decided; what follows is not begun yet."""
