@@ -1,5 +1,7 @@
 """What happens to trainers, and what they do wrong: one method for each word of `schedule.KINDS`."""
 
+from dataclasses import replace
+
 from tests.model.api_server import ApiServer
 from tests.model.clock import Clock
 from tests.model.network import Cut, Network
@@ -13,6 +15,7 @@ from tests.model.trainers import Trainer
 CALLS = ("init", "start", "update", "finish")
 TELLS = ("none", "wrong", "apart")
 SILENCES_S = (1.0, 8.0, 40.0, 120.0)  # for which a trainer that died stays away
+LASTS_S = 15.0  # at least: until the push that it shall be about has begun
 ANOTHERS = (-1, 1, 5)  # versions that are offered instead of the one that is asked for
 
 
@@ -42,6 +45,10 @@ class Pranks(People):
     def _phase(self, blow: Happening) -> str:
         return CALLS[blow.luck % len(CALLS)]
 
+    def _then_push(self, blow: Happening) -> None:
+        """The version that it happens to: what a digit of luck decided is no longer in it."""
+        self.push(replace(blow, luck=blow.luck // len(CALLS)))
+
     def kill_trainer(self, blow: Happening) -> None:
         """A new process comes later."""
         self._trainer(blow).kill(SILENCES_S[blow.luck % len(SILENCES_S)])
@@ -49,18 +56,21 @@ class Pranks(People):
     def kill_trainer_in_phase(self, blow: Happening) -> None:
         """Between two calls of the next push, or when some of the engines have heard the call."""
         self._trainer(blow).manner.dies_in = self._phase(blow)
+        self._then_push(blow)
 
     def freeze_trainer(self, blow: Happening) -> None:
         """It stands still, now or when it is about to send, and goes on with what it was about to do."""
         trainer = self._trainer(blow)
         if blow.luck % 4:
-            trainer.freezes_s = blow.seconds
+            trainer.freezes_s, trainer.freezes_in = blow.seconds, self._phase(blow)
+            self._then_push(blow)
         else:
             trainer.frozen_until = self._clock.time + blow.seconds
 
     def stall_trainer(self, blow: Happening) -> None:
         """It lives, and does not come to the next call for a while."""
         self._trainer(blow).manner.stalls = self._phase(blow), blow.seconds
+        self._then_push(blow)
 
     def second_trainer(self, blow: Happening) -> None:
         """Another process of the same account, or of another one that may push as well, or of one that may not."""
@@ -89,7 +99,8 @@ class Pranks(People):
         def mend() -> None:
             manner.tells = "right"
 
-        self._clock.later(blow.seconds, mend)
+        self._clock.later(max(LASTS_S, blow.seconds), mend)
+        self._then_push(blow)
 
     def flip(self, blow: Happening) -> None:
         """For a while one engine gets other bytes than the rest."""
@@ -101,7 +112,8 @@ class Pranks(People):
         def mend() -> None:
             manner.flips, manner.vouches_for_flips, manner.tells = None, False, "right"
 
-        self._clock.later(blow.seconds, mend)
+        self._clock.later(max(LASTS_S, blow.seconds), mend)
+        self._then_push(blow)
 
     def old_step(self, blow: Happening) -> None:
         """It comes back from a checkpoint of its own: dies, and sends the step before as this version."""
@@ -112,7 +124,8 @@ class Pranks(People):
         def mend() -> None:
             trainer.manner.sends_old = False
 
-        self._clock.later(blow.seconds, mend)
+        self._clock.later(max(LASTS_S, blow.seconds), mend)
+        self._then_push(blow)
 
     def offer_another(self, blow: Happening) -> None:
         """It stands ready with a version that nobody asks for."""
@@ -145,7 +158,7 @@ class Pranks(People):
         self._trainer(blow).cut_until = self._clock.time + blow.seconds
 
     def account_anew(self, blow: Happening) -> None:
-        """Its ServiceAccount was deleted, and is made again under the same name a while later."""
+        """Its ServiceAccount was deleted, and is made again under the same name: another uid, and the process lives."""
         account = self._trainer(blow).account
         self._senders.accounts.pop(account, None)
 
@@ -153,9 +166,6 @@ class Pranks(People):
             if account in self._senders.accounts:
                 return  # all is well again
             self._senders.accounts[account] = f"{account}-{self._clock.time:g}"
-            for trainer in self._trainers:
-                if trainer.account == account and trainer.up:
-                    trainer.kill(0.5)  # its tokens are of the account that is gone
 
         self._clock.later(blow.seconds / 10, make)
 

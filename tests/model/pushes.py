@@ -108,7 +108,7 @@ class ModelSession(PushSession):
         self._call: Any = _Going(over=True)
         self._started = self._over = False
         self._updates = 0
-        self._reading = ""
+        self._reading = self._broke_off = self._superseded = ""
 
     @property
     def touched(self) -> bool:

@@ -92,7 +92,8 @@ class Sending:
         if why := trainer.may_send(self._epoch, self._version):
             self._done(why)
             return
-        if trainer.freezes_s:
+        if trainer.freezes_s and trainer.freezes_in == self.phase:
+            self._count("stood still")
             trainer.frozen_until, trainer.freezes_s = trainer.clock.time + trainer.freezes_s, 0.0
 
         def settle(error: str) -> None:

@@ -84,7 +84,8 @@ class Trainer:
         self.up = False
         self.willing = True  # offers what is asked for
         self.frozen_until = -1.0
-        self.freezes_s = 0.0  # for so long, between asking whether it may send and sending
+        self.freezes_s = 0.0  # for so long, between asking whether it may send and sending,
+        self.freezes_in = ""  # in this phase
         self.cut_until = -1.0  # from the API server
         self.on_word: Callable[[str], None] = lambda _: None  # what it does, for whoever looks
         self.late_calls = 0
@@ -94,6 +95,7 @@ class Trainer:
         self._api = api
         self._store = lease
         self._life = 0
+        self._uid = ""
         self._forget_all()
         api.watches.append(self._hear)
 
@@ -114,10 +116,13 @@ class Trainer:
         self._life += 1
         self.up = True
         self._forget_all()
-        self.caller = Caller(
-            f"system:serviceaccount:{NAMESPACE}:{self.account}", self._store.accounts.get(self.account, "")
-        )
         self._hear()
+
+    @property
+    def caller(self) -> Caller:
+        """By a token that is asked for now; where there is no account, by the last one."""
+        self._uid = self._store.accounts.get(self.account, self._uid)
+        return Caller(f"system:serviceaccount:{NAMESPACE}:{self.account}", self._uid)
 
     def kill(self, down_s: float | None) -> None:
         """Gone in the middle of whatever it did; back later, or never."""

@@ -343,6 +343,9 @@ def _begin(update: Update) -> UpdatePlan:
         "attempt": status.attempt + 1,
         "prepare_attempt": 0,
         "targets": (),
+        "sender": None,  # of an attempt that was interrupted: it was chosen for that one only
+        "digest": "",
+        "digest_source": None,
         "paused_at": None,
         "closed_epoch": 0,
     }

@@ -56,7 +56,8 @@ class SenderStore:
     def _newer(self, lease: Manifest, known: _Known | None) -> _Known:
         record, view = LeaseRecord.of(lease), sender_view(lease, self._clock())
         if known is not None and known.view.holder == view.holder:
-            view = replace(view, uid=known.view.uid)
+            if known.view.offers == view.offers:  # each offer is looked at anew: the account may be a new one by then
+                view = replace(view, uid=known.view.uid)
             if known.renew_time == record.renewed:
                 view = replace(view, renewed=known.view.renewed)
         return _Known(view, record.renewed, revision(lease))

@@ -292,6 +292,20 @@ def test_time_in_which_nobody_could_renew_is_not_held_against_the_trainer() -> N
     assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
 
 
+def test_an_attempt_after_an_interruption_has_no_sender_before_it_pauses() -> None:
+    """The epoch was raised over it, as by another operator whose word of it never came: what it chose is forgotten."""
+    world = make_world()
+    sender = push(world, 1, Trainer(stalls=True))
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    raised = world.fleet.status.model_copy(update={"epoch": world.fleet.status.epoch + 1})
+    world.fleet = world.fleet.model_copy(update={"status": raised})
+    sender.offers, sender.stalls = "", False
+    assert world.run(60, lambda: world.in_phase(Phase.PREPARING))
+    assert (world.status().sender, world.status().digest) == (None, "")
+    sender.offer(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+
+
 def test_a_higher_version_goes_straight_on_from_a_push_that_touched() -> None:
     world = make_world()
     sender = push(world, 1, Trainer(send_s=30.0))

@@ -73,6 +73,16 @@ def test_a_write_that_renews_nothing_makes_nobody_younger(store: SenderStore, cl
     assert store.is_stale(KEY)
 
 
+def test_the_account_is_looked_at_anew_for_each_offer(store: SenderStore) -> None:
+    """It may have been made again under its name while the trainer lived on: guards take tokens of the new one only."""
+    store.told(make_lease(offers=OFFER))
+    store.identified(KEY, "grpo/1", "uid-1")
+    store.told(make_lease(2, renewed="t2", offers=OFFER))
+    assert store.view(KEY).uid == "uid-1"
+    store.told(make_lease(3, renewed="t3", offers="w-1/2"))
+    assert store.view(KEY).uid == ""
+
+
 def test_what_a_list_shows_too_late_changes_nothing(store: SenderStore) -> None:
     store.told(make_lease(3, holder="grpo/2"))
     assert store.told(make_lease(2)) is None
