@@ -56,11 +56,20 @@ class Looks:
         if self._is_held():
             return True
         if committed is not None and self._disowned():
-            return False  # they are replaced first
+            return self._keep_what_is_nowhere()  # else they are replaced first
         if committed is None:
             return self._is_undecided()
         version = committed.version
         return self._all_serve(version) or self._all_but_the_odd_ones(version) or self._wait_for_weights()
+
+    def _keep_what_is_nowhere(self) -> bool:
+        """Who obeys another operator is replaced one at a time, which stops where a successor finds no weights.
+
+        The others serve on; that they are given up for the next version is for a person to say.
+        """
+        committed = self.api.fleet.status.committed
+        nowhere = committed is not None and committed.version > 0 and committed.checkpoint is None
+        return nowhere and any(NOWHERE in each.message for each in self.api.fleet.status.engines.details)
 
     def _wait_for_weights(self) -> bool:
         """What a trainer sent is stored nowhere: who does not hold it waits for the next version, and that is said."""

@@ -49,6 +49,8 @@ FLEET_SPEC = {
     "weight_transfer": WeightTransfer(backend=TransferBackend.GLOO),
 }
 FOR_GOOD_S = 1e9
+OF_PUSHES = ("kill_trainer_in_phase", "stall_trainer", "freeze_trainer", "lie", "flip", "old_step")
+PUSH_S = 25.0  # until what is meant to happen to the last push has happened
 LOOK_S = 0.05  # how often a guard looks at its clock
 
 
@@ -135,14 +137,15 @@ class World(Looks):
         self._let_loose()
         for blow in self.schedule.happenings:
             self.clock.later(blow.at, lambda blow=blow: self.chaos.strike(blow))  # type: ignore[misc]
-        end = self.clock.time + max(blow.at for blow in self.schedule.happenings) + 5.0
+        to_come_s = PUSH_S if any(blow.kind in OF_PUSHES for blow in self.schedule.happenings) else 5.0
+        end = self.clock.time + max(blow.at for blow in self.schedule.happenings) + to_come_s
         while self.clock.time < end:
             self._step()
         self._heal()
         self._run_until(HEALED_S, "the fleet is well once nothing bad happens", self._is_well)
         if self.api.fleet.spec.replicas == 0:
             self.chaos.scale_to(2)
-        if self.api.fleet.status.committed is None or self._is_held():
+        if self.api.fleet.status.committed is None or self._is_held() or self._disowned():
             self._decide_by_hand()
         self._ask_for_a_good_one()
         self._run_until(HEALED_S, "a good version becomes active on a healthy fleet", self._is_active)
