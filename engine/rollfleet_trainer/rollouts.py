@@ -37,8 +37,6 @@ from rollfleet_trainer.rollout_errors import (
 from rollfleet_trainer.samples import ABORT, LENGTH, Gathered, Sample, Segment
 
 CONNECT_TIMEOUT_S = 10.0
-# Shorter than uvicorn keeps an idle connection (5 s): a request on one that the engine closes meanwhile may be lost.
-IDLE_S = 2.5
 RANK_HEADER = "X-data-parallel-rank"
 
 
@@ -111,8 +109,10 @@ class Rollouts:
         self._closed = False
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_keepalive_connections=concurrency, keepalive_expiry=IDLE_S),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            # A request on an idle connection that the engine closes meanwhile (uvicorn: after 5 s) may be lost, and how
+            # long one was idle a trainer whose steps keep its event loop busy cannot tell. So each request has its own.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            headers={"Connection": "close"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             trust_env=False,
             transport=transport,
         )

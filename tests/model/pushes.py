@@ -67,8 +67,8 @@ class _Service:
     is_sender = GuardService.is_sender
     state_of_push = GuardService.state_of_push
 
-    def __init__(self, state: GuardState) -> None:
-        self._state = state
+    def __init__(self, state: GuardState, push: "ModelSession | None") -> None:
+        self._state, self.push = state, push
 
 
 @dataclass
@@ -145,7 +145,7 @@ class ModelSession(PushSession):
 
 def refusal(state: GuardState, session: ModelSession | None, call: Call) -> str:
     """Why the guard does not take the call; empty where it does."""
-    service: Any = _Service(state)
+    service: Any = _Service(state, session)
     routes = NativeRoutes(service)
     if not routes.takes(call.caller, PATHS[call.phase]):
         return "Forbidden"

@@ -123,7 +123,7 @@ class NativeRoutes:
             return JSONResponse({"status": _TOLD[path], "message": _NOTHING_DONE})
         session = self._service.push
         if session is None:
-            raise _refused("no transfer of this epoch is running: it has ended, or the operator has not begun it")
+            raise _refused("no transfer of this epoch is running: it has ended")
         try:
             if path == _ABORT:
                 call = AbortCall.model_validate_json(await read(LARGEST_REASON))

@@ -180,8 +180,13 @@ class GuardService:
         return self.state()
 
     def is_sender(self, caller: Caller) -> bool:
-        """Whether an armed update of this epoch names this account as the one that sends the weights."""
-        push = self._state.push
+        """Whether an armed update of this epoch names this account as the one that sends the weights.
+
+        Not before its Transfer has begun: it waits for the operations before it, and a call would find no push.
+        """
+        push, running = self._state.push, self._state.running
+        if running is not None and running.name is OperationName.TRANSFER and self.push is None:
+            return False
         return self._state.armed and push is not None and Caller(push.sender.subject, push.sender.uid) == caller
 
     def state_of_push(self) -> Push | None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from rollfleet_engine.guard.native import NativeRoutes
 from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession, SupersededError
 from rollfleet_engine.guard.service import RejectedError
-from rollfleet_protocol.commands import Cancel, Command, Probe
+from rollfleet_protocol.commands import Cancel, Command, Probe, Transfer
 from rollfleet_protocol.state import Gate, OperationName, WeightsState
 from tests.support.guards import DEADLINE_S, TOKENS, Guarded
-from tests.unit.guard.test_pushing import UPDATE, order
+from tests.unit.guard.test_pushing import GRPO, PUSH, UPDATE, order
 
 pytestmark = pytest.mark.looptime
 
@@ -67,6 +68,22 @@ async def test_a_command_beside_start_opens_nothing_over_layers_that_were_given_
             await tasks["call"]
         await guarded.cancel(guarded.state.epoch)
         assert guarded.state.gate is Gate.OPEN
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_call_before_the_transfer_has_begun_is_early_and_not_out_of_order(guarded: Guarded, turns: int) -> None:
+    """A trainer calls again after the one, and gives up after the other: it was told that the engines are ready."""
+    await guarded.service.command(
+        Transfer(incarnation=guarded.service.incarnation, epoch=2, version=2, push=PUSH, deadline_seconds=DEADLINE_S)
+    )
+    native = NativeRoutes(guarded.service)
+    for _ in range(turns):
+        assert native.takes(GRPO, "/start_weight_update") is (guarded.service.push is not None)
+        await asyncio.sleep(0)
+    if turns == 0:
+        assert not native.takes(GRPO, "/start_weight_update"), "it was taken in this turn of the loop"
+    await asyncio.sleep(0.01)
+    assert native.takes(GRPO, "/start_weight_update")
 
 
 async def test_start_in_the_turn_after_cancel_is_refused(guarded: Guarded) -> None:
