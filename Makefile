@@ -93,9 +93,10 @@ else
 endif
 
 .PHONY: vllm-venv
-vllm-venv: setup ## the environment with real vLLM for the CPU, and parsers of other releases, kept outside the tree
+vllm-venv: setup ## the environment with real vLLM for the CPU, parsers of other releases and a trainer's packages, outside the tree
 	@$(BIN)/python -m devtools.vllm_venv
 	@$(BIN)/python -m devtools.vllm_parsers
+	@$(BIN)/python -m devtools.trainer_packages
 
 .PHONY: cluster
 cluster: setup ## start the local Kubernetes (or use KUBECONFIG)

@@ -227,7 +227,7 @@ class Second:
         self._process.communicate(timeout=30)
 
 
-def main(rank: int) -> None:
+def main(rank: int, kind: type[Trainer] = Trainer) -> None:
     """Orders in, answers out; what libraries print goes elsewhere."""
     answers, sys.stdout = sys.stdout, sys.stderr
     trainer: Trainer | None = None
@@ -239,7 +239,7 @@ def main(rank: int) -> None:
         if second is not None and order["do"] in ("open", "update", "result", "close"):
             second.order(order)
         if order["do"] == "open":
-            trainer = Trainer(order, rank)
+            trainer = kind(order, rank)
             answer: dict[str, Any] = {}
         else:
             answer = getattr(trainer, order["do"])(order)

@@ -57,10 +57,10 @@ def engines(kind: Kind, site: Site, models: Models) -> Iterator[list[EngineProce
 class Process:
     """The trainer's: it takes seconds to start, so all tests have one."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.contract.sdk_process") -> None:
         path = f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}"
         self._process = subprocess.Popen(
-            [str(vllm_venv.venv_path() / "bin" / "python"), "-m", "tests.contract.sdk_process"],
+            [str(vllm_venv.venv_path() / "bin" / "python"), "-m", module],
             cwd=ROOT,
             env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
             stdin=subprocess.PIPE,
