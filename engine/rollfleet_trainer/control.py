@@ -83,10 +83,10 @@ class Control:
 
     async def ask(self, wish: Wish, wait_s: float) -> Asked:
         """Take the Lease, ask for the version, and offer it."""
+        self._stopped = None  # what ends this update while it waits for the Lease holds
         api = await self._connected()
         keeper = self._keeper
         await keeper.take(wait_s)
-        self._stopped = None
         asked = await self._ask(api, wish)
         self._asked, self._look = asked, judge(self._weight_version, asked, keeper.holder)
         self._patience = Patience(self._weight_version, self._engine, time.monotonic())

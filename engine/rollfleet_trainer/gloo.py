@@ -125,7 +125,8 @@ class GlooSender(Sender):
     def _let_go(self, why: str) -> None:
         """Tell the engines why, and end their waiting by closing the connections. The store stays for them to read."""
         if self._store is not None:
-            self._store.set(TRAINER_ERROR_KEY, why[:LONGEST_WORDS])
+            # By a connection of its own: the other one is held, up to its timeout, by a group that does not form.
+            self._store.clone().set(TRAINER_ERROR_KEY, why[:LONGEST_WORDS])
         self._abandon()
 
     def _abandon(self) -> None:
