@@ -84,6 +84,10 @@ check-rlconfig-023: setup ## the same with vLLM-Ascend 0.23.0.post1, which has n
 	@folder="$$($(BIN)/python -m devtools.ascend_sdist)" && $(BIN)/python -m devtools.check_rlconfig "$$folder"
 	@$(PYTEST) tests/ascend -q
 
+.PHONY: check-trl
+check-trl: vllm-venv ## the client for TRL beside the installed TRL, and its GRPOTrainer against an engine; 80 MB to download once
+	@$(PYTEST) tests/trl -q --timeout 900
+
 .PHONY: model
 model: setup ## fleets on a simulated clock with faults at random, every promise checked; SCHEDULES=5000 SEED=0 searches further
 ifdef SCHEDULES
@@ -165,7 +169,7 @@ soak: prepare ## 500 updates of 16 simulated engines with random faults
 
 .PHONY: test-full
 test-full: test ## `make test`, and what takes longer: the whole matrix of kills, failures with real vLLM, the soak
-	@$(PYTHON) -m devtools.layers contract-032 check-rlconfig-023 integration-full e2e-full kills soak
+	@$(PYTHON) -m devtools.layers contract-032 check-rlconfig-023 check-trl integration-full e2e-full kills soak
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

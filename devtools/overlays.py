@@ -22,23 +22,26 @@ def overlay_path(name: str, requirements: Path) -> Path:
     return vllm_venv.cache_root() / f"{name}-{hashlib.sha256(decides).hexdigest()[:12]}"
 
 
-def ensure(name: str, requirements: Path, what: str) -> Path:
-    """The folder; unpacks it where it is missing. Safe to call from several processes. Raises VenvError."""
+def ensure(name: str, requirements: Path, what: str, *, within: str = "") -> Path:
+    """The folder, or the one `within` it, for PYTHONPATH; unpacks it where it is missing.
+
+    Safe to call from several processes. Raises VenvError.
+    """
     folder = overlay_path(name, requirements)
     if vllm_venv.is_complete(folder):
-        return folder
+        return folder / within
     venv = vllm_venv.ensure(vllm_venv.RELEASES[0])
     with (folder.parent / f"{folder.name}.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not vllm_venv.is_complete(folder):
-            _unpack(venv, requirements, folder, what)
-    return folder
+            _unpack(venv, requirements, folder, what, within)
+    return folder / within
 
 
-def _unpack(venv: Path, requirements: Path, folder: Path, what: str) -> None:
+def _unpack(venv: Path, requirements: Path, folder: Path, what: str, within: str) -> None:
     if folder.exists():
         shutil.rmtree(folder)
     command = [str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--no-deps"]
-    command += ["--require-hashes", "--no-compile", "--progress-bar", "off", "--target", str(folder)]
+    command += ["--require-hashes", "--no-compile", "--progress-bar", "off", "--target", str(folder / within)]
     vllm_venv.run(what, [*command, "-r", str(requirements)], DOWNLOAD_TIMEOUT_S)
     (folder / vllm_venv.MARKER).write_text(folder.name + "\n", encoding="utf-8")

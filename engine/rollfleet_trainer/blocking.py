@@ -85,6 +85,10 @@ class BlockingFleet:
         """As RolloutFleet.begin."""
         return self._fleet.begin
 
+    def spec(self) -> Mapping[str, Any]:
+        """As RolloutFleet.spec."""
+        return self._fleet._spec()
+
     def close(self) -> None:
         """As RolloutFleet.aclose."""
         self._fleet._close()

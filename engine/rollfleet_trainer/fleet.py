@@ -204,6 +204,20 @@ class RolloutFleet:
         wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return Beginning(self, wish, on_progress)
 
+    @property
+    def ranks(self) -> int:
+        """Processes that take part in an update."""
+        return self._ranks.size
+
+    async def spec(self) -> Mapping[str, Any]:
+        """RolloutEngine.spec as it is now. NotPossible where this process may not send to the fleet; on rank 0 only."""
+        return await asyncio.to_thread(self._spec)
+
+    def stop(self, why: Exception) -> None:
+        """End the update that runs: it raises `why`, and tells it to engines and operator. From any thread."""
+        if self._driver is not None:
+            self._driver.control.stop(why)
+
     async def aclose(self) -> None:
         """Give the Lease back, and let go of all connections."""
         await asyncio.to_thread(self._close)
@@ -217,6 +231,11 @@ class RolloutFleet:
         await self.aclose()
 
     # --- what both faces share
+
+    def _spec(self) -> Mapping[str, Any]:
+        if self._driver is None:
+            raise NotPossible("rank 0 alone looks at the cluster")
+        return self._driver.spec()
 
     def _update(self, given: Given, wish: Wish, on_progress: OnProgress | None) -> Update:
         from rollfleet_trainer.sources import Weights  # noqa: PLC0415 - needs torch
@@ -283,11 +302,11 @@ class RolloutFleet:
         except asyncio.CancelledError:
             stop()
             await asyncio.wait({running})
+            running.exception()  # the caller hears of the cancellation only
             raise
 
     def _stop_update(self) -> None:
-        if self._driver is not None:
-            self._driver.control.stop(SenderLost("the caller of update was cancelled"))
+        self.stop(SenderLost("the caller of update was cancelled"))
 
     def _close(self) -> None:
         atexit.unregister(self._close)

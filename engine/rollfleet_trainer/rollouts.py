@@ -144,6 +144,30 @@ class Rollouts:
         """The newest version that an answer has told of."""
         return self._pace.served
 
+    @property
+    def model(self) -> str:
+        """The name that it is asked for by."""
+        return self._model
+
+    @property
+    def on_abort(self) -> OnAbort:
+        """What becomes of interrupted samples."""
+        return self._on_abort
+
+    async def unreachable(self) -> str:
+        """Why no endpoint's server is up; empty where one is. It may be closed all the same, or without weights yet."""
+        why = ""
+        for endpoint in self._endpoints:
+            try:
+                answer = await self._http.get(f"{endpoint.url}/health", timeout=CONNECT_TIMEOUT_S)
+            except httpx.TransportError as error:
+                why = f"{endpoint.url}/health: {type(error).__name__}: {error}"
+                continue
+            if answer.status_code == httpx.codes.OK:
+                return ""
+            why = f"{endpoint.url}/health: HTTP {answer.status_code}: {answer.text[:200]}"
+        return why
+
     async def complete(
         self,
         prompt: str | Sequence[int],

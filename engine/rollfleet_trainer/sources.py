@@ -71,6 +71,9 @@ class Weights:
         """NotPossible where there can be none."""
         if self._consumed:
             self._replayed()
+        judge = getattr(self._given, "require_another_pass", None)  # what is handed over by others knows by itself
+        if callable(judge):
+            judge()
 
     def go_through(self) -> Iterator[Weighed]:
         """One pass. NotPossible where there can be no other one."""

@@ -57,13 +57,15 @@ def running_engines(
 class Process:
     """The trainer's: it takes seconds to start, so all tests of a module have one."""
 
-    def __init__(self, module: str = "tests.contract.sdk_process", *over: Path, answer_s: float = ANSWER_S) -> None:
+    def __init__(
+        self, module: str = "tests.contract.sdk_process", *over: Path, answer_s: float = ANSWER_S, **environ: str
+    ) -> None:
         self._answer_s = answer_s
         path = ":".join(map(str, (ROOT, ROOT / "engine", ROOT / "kernels", *over)))
         self._process = subprocess.Popen(
             [str(vllm_venv.venv_path() / "bin" / "python"), "-m", module],
             cwd=ROOT,
-            env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin"} | environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,7 +1,7 @@
 """examples/push/trainer.py as a user runs it, over every backend that runs without NPUs, to two guards at once.
 
 hccl and ipc run over the stand-ins of vLLM-Ascend and torch_npu. The engines are simulators, started by hand as in
-test_hccl.py; the test is the operator, as in test_sdk.py.
+test_hccl.py; the test is the operator, as in sdk_scene.py.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.contract.client import STEP_TIMEOUT_S, Client, held
 from tests.contract.conftest import SIMULATOR
 from tests.contract.models import SimulatedModels
 from tests.contract.process import ROOT, EngineProcess, Kind, Site, free_ports, simulator
-from tests.contract.test_sdk import Process, Scene
+from tests.contract.sdk_scene import Process, Scene
 from tests.contract.trainer import SUBJECT, UID
 
 STAND_IN = ROOT / "tests" / "support" / "ascend"
@@ -68,27 +68,10 @@ def engines(backend: str, site: Site, simulated: SimulatedModels) -> Iterator[li
             each.stop()
 
 
-class ExampleProcess(Process):
-    """The script's."""
-
-    def __init__(self) -> None:
-        path = ":".join(map(str, (ROOT, ROOT / "engine", ROOT / "kernels", STAND_IN)))
-        # ipc's stand-in takes a class from vLLM, which would log to the answers
-        environ = {"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "VLLM_CONFIGURE_LOGGING": "0"}
-        self._process = subprocess.Popen(
-            [str(vllm_venv.venv_path() / "bin" / "python"), "-m", "tests.contract.push_example_process"],
-            cwd=ROOT,
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-
 class ExampleScene(Scene):
     """Of one backend."""
 
-    def __init__(self, backend: str, process: ExampleProcess, *given: Any) -> None:
+    def __init__(self, backend: str, process: Process, *given: Any) -> None:
         super().__init__(*given, process)
         self.backend = backend
         self.do = lambda what, **order: process.do(what, **(order | ({"backend": backend} if what == "open" else {})))
@@ -109,7 +92,8 @@ class ExampleScene(Scene):
 
 @pytest.fixture
 def scene(backend: str, engines: list[EngineProcess], site: Site, simulated: SimulatedModels) -> Iterator[ExampleScene]:
-    process = ExampleProcess()
+    # ipc's stand-in takes a class from vLLM, which would log to the answers
+    process = Process("tests.contract.push_example_process", STAND_IN, VLLM_CONFIGURE_LOGGING="0")
     one = ExampleScene(backend, process, engines, site, simulated)
     one.open()
     yield one

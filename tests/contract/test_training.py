@@ -1,18 +1,17 @@
-"""A real training loop against two engines of real vLLM behind their guards; the test is the operator (test_sdk.py)."""
+"""A real training loop against two engines of real vLLM and their guards; the test is the operator (sdk_scene.py)."""
 
 import math
 from collections.abc import Iterator
 
 import pytest
 
-from devtools import vllm_venv
 from rollfleet_protocol.state import OperationStatus
 from rollfleet_trainer.checkpoints import published
 from tests.contract.client import held, operation_of
-from tests.contract.conftest import VLLM, run_engine
+from tests.contract.conftest import VLLM
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site
-from tests.contract.test_sdk import Process, Scene
+from tests.contract.sdk_scene import Process, Scene, running_engines
 
 pytestmark = pytest.mark.parametrize("kind", [VLLM], indirect=True, scope="session")  # simulated ones follow no policy
 VERSIONS = 3
@@ -29,23 +28,8 @@ def process(kind: Kind) -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def engines(kind: Kind, site: Site, models: Models) -> Iterator[list[EngineProcess]]:
-    python = str(vllm_venv.venv_path() / "bin" / "python")
-    starting = [
-        run_engine(
-            kind,
-            site,
-            f"training-{number}",
-            models.folder(0),
-            models,
-            command=lambda _: [python, "-m", "rollfleet_engine.launch"],
-            weightTransfer={"backend": "gloo"},
-            podUid=f"pod-{number}",
-        )
-        for number in range(2)
-    ]
-    yield [next(each) for each in starting]
-    for each in starting:
-        next(each, None)
+    with running_engines(kind, site, models, "training", 2) as started:
+        yield started
 
 
 def test_a_policy_is_trained_on_samples_whose_tokens_know_their_version(
