@@ -4,9 +4,9 @@ import pytest
 
 from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
 from tests.support.simulated_engine import probe_logprob
+from tests.support.simulated_pushes import NO_RETRY, make_world, push
 from tests.support.simulated_trainer import digest_sent
 from tests.support.simulated_updates import condition
-from tests.unit.core.test_push import NO_RETRY, make_world, push
 
 TOKENS = (4, 5, 6)
 

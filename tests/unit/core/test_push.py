@@ -5,59 +5,17 @@ from typing import Any
 
 import pytest
 
-from rollfleet_operator.api.launch import WeightTransfer
-from rollfleet_operator.api.rolloutengine import TrainerRef
-from rollfleet_operator.api.weightversion import (
-    Checkpoint,
-    FailureType,
-    OnFailure,
-    Phase,
-    Recovery,
-    WeightVersionStatus,
-)
+from rollfleet_operator.api.weightversion import FailureType, OnFailure, Phase, WeightVersionStatus
 from rollfleet_operator.api.weightversion import Trainer as SourceTrainer
 from rollfleet_operator.core.accept import judge_weight_version
 from rollfleet_protocol.commands import Close, Transfer
-from rollfleet_protocol.launch_settings import TransferBackend
 from rollfleet_protocol.state import DigestSource, EngineState, FailureReason, OperationName, WeightsState
 from tests.support.builders import make_fleet, make_settings, make_weight_version
 from tests.support.simulated_engine import fault
+from tests.support.simulated_pushes import GLOO, NO_RETRY, TRAINERS, ask, make_world, push
 from tests.support.simulated_trainer import ACCOUNT, PUSHED, Trainer, digest_sent, still_old
-from tests.support.simulated_updates import (
-    DEADLINES,
-    SLACK_S,
-    aftermath,
-    bump,
-    condition,
-    failed,
-    fleet_condition,
-    phases,
-)
+from tests.support.simulated_updates import DEADLINES, SLACK_S, bump, condition, failed, phases
 from tests.support.simulated_world import World
-
-TRAINERS = (TrainerRef(service_account_name=ACCOUNT),)
-GLOO = WeightTransfer(backend=TransferBackend.GLOO)
-NO_RETRY = OnFailure(type=FailureType.RETRY, max_attempts=1)
-
-
-def make_world(replicas: int = 3, **options: Any) -> World:
-    """A fleet whose trainers may push, at version 0."""
-    world = World(make_fleet(replicas=replicas, trainers=TRAINERS, weight_transfer=GLOO), **options)
-    assert world.run(60, lambda: world.all_serve(0))
-    return world
-
-
-def ask(world: World, version: int, **spec: Any) -> None:
-    """Bump without offering."""
-    bump(world, version, source=PUSHED, **spec)
-
-
-def push(world: World, version: int, trainer: Trainer | None = None, **spec: Any) -> Trainer:
-    """Bump, take the Lease, offer."""
-    ask(world, version, **spec)
-    sender = world.lease.take(trainer or Trainer())
-    sender.offer(world, version)
-    return sender
 
 
 def closes(world: World) -> int:
@@ -186,150 +144,6 @@ def test_a_push_that_nobody_could_make_is_refused(fleet: dict[str, Any], words: 
     assert words in verdict.message
 
 
-# --- the trainer's end
-
-
-@pytest.mark.parametrize("phase", [Phase.QUIESCING, Phase.TRANSFERRING])
-def test_untouched_the_fleet_reopens_as_soon_as_the_lease_runs_out(phase: Phase) -> None:
-    world = make_world()
-    for pod in world.pods.values():
-        pod.temper.seconds = lambda step: 20.0 if step is OperationName.CLOSE and phase is Phase.QUIESCING else 0.1
-    sender = push(world, 1, Trainer(stalls=True))
-    assert world.run(60, lambda: world.in_phase(phase))
-    sender.alive = False
-    died = world.time
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(0))
-    assert world.time - died < 25
-    assert "has not renewed" in failed(world, 1, "SenderLost")
-    assert aftermath(world) == "Reopened"
-
-
-def test_touched_it_waits_closed_for_a_sender_and_another_one_brings_it_to_its_end() -> None:
-    world = make_world()
-    sender = push(world, 1, Trainer(send_s=30.0))
-    assert world.run(60, lambda: sender.touched == 3)
-    sender.alive = False
-    assert world.run(60, lambda: world.status().attempt == 2)
-    world.run(5)
-    assert world.open_versions() == []
-    other = world.lease.take(Trainer(holder=f"{ACCOUNT}/2"))
-    other.offer(world, 1)
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-    assert world.status().sender is not None
-    assert world.status().sender.holder == f"{ACCOUNT}/2"  # type: ignore[union-attr]
-
-
-def test_touched_and_nobody_comes_the_version_before_is_restored() -> None:
-    world = make_world()
-    sender = push(world, 1, Trainer(send_s=30.0))
-    assert world.run(60, lambda: sender.touched == 3)
-    sender.alive = False
-    assert world.run(200, lambda: world.ended(1) and world.all_serve(0))
-    assert "model.path" in failed(world, 1, "SenderMissing")
-    assert aftermath(world) == "Restored"
-
-
-def test_what_is_stored_nowhere_and_lost_asks_for_weights() -> None:
-    world = make_world()
-    push(world, 1)
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-    sender = push(world, 2, Trainer(holder=f"{ACCOUNT}/2", send_s=30.0), on_failure=NO_RETRY)
-    assert world.run(60, lambda: sender.touched == 3)
-    sender.alive = False
-    assert world.run(200, lambda: world.ended(2))
-    assert condition(world, "Active")[1] == "WeightsLost"
-    assert world.run(30, lambda: fleet_condition(world, "Available").reason == "WeightsLost")
-    push(world, 3, Trainer(holder=f"{ACCOUNT}/3"))
-    assert world.run(60, lambda: world.ended(3) and world.all_serve(3))
-
-
-def test_a_lease_that_changes_hands_ends_the_push() -> None:
-    world = make_world()
-    sender = push(world, 1, Trainer(stalls=True))
-    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
-    thief = world.lease.take(Trainer(holder=f"{ACCOUNT}/2", stalls=True))
-    thief.offer(world, 1)
-    assert world.run(10, lambda: world.ended(1))
-    assert f"{ACCOUNT}/2" in failed(world, 1, "SenderLost")
-    assert sender.touched == 0
-    assert world.run(10, lambda: world.all_serve(0))
-
-
-@pytest.mark.parametrize("how", ["offers nothing", "is taken off the list"])
-def test_a_sender_that_gives_up_or_loses_its_right_is_not_waited_for(how: str) -> None:
-    world = make_world()
-    sender = push(world, 1, Trainer(stalls=True))
-    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
-    if how == "offers nothing":
-        sender.offers, sender.message = "", "NaN in the gradients"
-    else:
-        spec = world.fleet.spec.model_copy(update={"trainers": (TrainerRef(service_account_name="other"),)})
-        world.fleet = world.fleet.model_copy(update={"spec": spec})
-    assert world.run(10, lambda: world.ended(1))
-    text = failed(world, 1, "SenderLost")
-    assert ("NaN in the gradients" if how == "offers nothing" else "may not send") in text
-
-
-def test_once_all_hold_the_weights_the_trainer_is_not_needed() -> None:
-    world = make_world()
-    for pod in world.pods.values():
-        pod.temper.seconds = lambda step: 15.0 if step is OperationName.VERIFY else 0.1
-    sender = push(world, 1)
-    assert world.run(60, lambda: world.in_phase(Phase.VERIFYING))
-    sender.alive = False
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-
-
-def test_time_in_which_nobody_could_renew_is_not_held_against_the_trainer() -> None:
-    world = make_world()
-    sender = push(world, 1, Trainer(stalls=True))
-    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
-    left = world.now
-    world.down_until = world.time + 30
-    world.run(30)
-    world.settings = world.settings.__class__(**{**world.settings.__dict__, "away": ((left, world.now),)})
-    sender.stalls = False
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-
-
-def test_an_attempt_after_an_interruption_has_no_sender_before_it_pauses() -> None:
-    """The epoch was raised over it, as by another operator whose word of it never came: what it chose is forgotten."""
-    world = make_world()
-    sender = push(world, 1, Trainer(stalls=True))
-    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
-    raised = world.fleet.status.model_copy(update={"epoch": world.fleet.status.epoch + 1})
-    world.fleet = world.fleet.model_copy(update={"status": raised})
-    sender.offers, sender.stalls = "", False
-    assert world.run(60, lambda: world.in_phase(Phase.PREPARING))
-    assert (world.status().sender, world.status().digest) == (None, "")
-    sender.offer(world, 1)
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-
-
-def test_a_higher_version_goes_straight_on_from_a_push_that_touched() -> None:
-    world = make_world()
-    sender = push(world, 1, Trainer(send_s=30.0))
-    assert world.run(60, lambda: sender.touched == 3)
-    sender.send_s = 1.0
-    ask(world, 2)
-    sender.offer(world, 2)
-    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
-    assert world.status().history[0].outcome == "Superseded"
-
-
-def test_a_running_push_of_an_older_epoch_is_not_waited_for() -> None:
-    """Its transfer has 40 s: a newer version begins at once all the same."""
-    world = make_world()
-    sender = push(world, 1, Trainer(stalls=True))
-    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
-    began = world.time
-    sender.stalls = False
-    ask(world, 2)
-    sender.offer(world, 2)
-    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
-    assert world.time - began < 20
-
-
 # --- what came
 
 
@@ -399,60 +213,6 @@ def test_a_transfer_that_breaks_is_tried_again_with_the_same_trainer() -> None:
     pod.temper.fails[OperationName.TRANSFER] = fault(FailureReason.TRANSFER_FAILED, "connection closed by peer")
     assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
     assert world.status().attempt == 2
-
-
-# --- late joiners and the stored copy
-
-
-def test_a_late_joiner_waits_for_weights_and_is_fed_by_the_next_push() -> None:
-    world = make_world()
-    push(world, 1)
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-    world.delete_pod(world.uid_of(1))
-    assert world.run(60, lambda: fleet_condition(world, "WeightsCurrent").status == "False")
-    world.run(30)
-    assert world.open_versions() == [1, 1]
-    assert "stored nowhere" in "".join(each.message for each in world.fleet.status.engines.details)
-    assert world.lease.trainer is not None
-    ask(world, 2)
-    world.lease.trainer.offer(world, 2)
-    assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
-
-
-def _with_recovery(world: World, version: int, path: str) -> None:
-    ask(world, version, recovery=Recovery(checkpoint=Checkpoint(path=path)))
-
-
-def test_a_copy_that_is_named_later_is_part_of_the_commit_and_feeds_late_joiners() -> None:
-    world = make_world()
-    push(world, 1)
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-    world.store.digests["copy-1"] = digest_sent(1)
-    _with_recovery(world, 1, "copy-1")
-    assert world.run(10, lambda: world.fleet.status.committed.checkpoint == "copy-1")  # type: ignore[union-attr]
-    assert world.status().history[-1].checkpoint == "copy-1", "a rollback finds it"
-    world.delete_pod(world.uid_of(1))
-    assert world.run(60, lambda: world.all_serve(1) and len(world.committed_versions) == 2)
-
-
-def test_a_copy_that_holds_other_weights_is_not_loaded() -> None:
-    world = make_world()
-    push(world, 1)
-    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
-    _with_recovery(world, 1, "something-else")
-    world.run(5)
-    world.delete_pod(world.uid_of(1))
-    world.run(60)
-    assert world.open_versions() == [1, 1]
-
-
-def test_joiners_catch_up_while_an_update_waits_for_its_sender() -> None:
-    world = make_world()
-    ask(world, 1)
-    world.run(5)
-    world.delete_pod(world.uid_of(2))
-    assert world.run(40, lambda: len(world.pods) == 3 and world.all_serve(0))
-    assert not world.ended(1)
 
 
 # --- whoever dies
