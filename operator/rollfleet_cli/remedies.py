@@ -144,7 +144,7 @@ FAILED = {  # an update, or what holds it up
     ),
     "WeightsLost": Remedy(
         "the update failed after weights were touched, and the version before has no stored copy",
-        "ask for a checkpoint: `rollfleet bump --checkpoint PATH`",
+        "let a trainer send the next version, or ask for a checkpoint: `rollfleet bump --checkpoint PATH`",
     ),
     "Quarantined": Remedy("an engine names an epoch that nobody gave it", "delete its pod"),
     "Unsupported": Remedy("the engine's guard lacks what is needed", "use an engine image of the operator's release"),
@@ -245,7 +245,8 @@ UNAVAILABLE = {  # the fleet answers nobody
     ),
     "WeightsLost": Remedy(
         "no engine holds the committed version, and nobody can read it again",
-        "put its folder back as it was, or ask for a checkpoint that is there: `rollfleet bump --checkpoint PATH`",
+        "put its folder back as it was, ask for a checkpoint that is there: `rollfleet bump --checkpoint PATH`, or let "
+        "a trainer send the next version",
     ),
     "CommitUnknown": Remedy(
         "the fleet's status was lost, and no open engine tells the version, or one that may be open does not answer",
@@ -270,7 +271,7 @@ ENGINES = {  # one engine
     ),
     "Unreachable": Remedy(
         "its guard does not answer, or obeys another operator",
-        "mend the network to port 8001; an engine of another operator is replaced by itself",
+        "mend the network to port 8001; an engine of another operator is replaced by itself, or its words say why not",
     ),
     "Unfenced": Remedy(
         "its pod is gone or being deleted, and nobody said that its containers ended",
@@ -286,7 +287,8 @@ JOINING = {  # one engine that comes up and says what keeps it
     "Starting": Remedy("it was restarted and loads again", "cure what its words and exit code name, or wait"),
     "WaitingForWeights": Remedy(
         "it holds no weights that may be served, and joins with the next version, or after the update that runs",
-        "wait; where its words name a file or a refusal, cure that",
+        "wait; where its words name a file or a refusal, cure that; of a version that is stored nowhere name a copy in "
+        "spec.recovery.checkpoint, or let a trainer send the next one",
     ),
     "CatchingUp": Remedy(
         "it could not load the committed version, and tries again with back-off",

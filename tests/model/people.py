@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from rollfleet_operator.api.launch import TrainerRef
 from rollfleet_operator.api.meta import ObjectMeta
-from rollfleet_operator.api.rolloutengine import RolloutEngineStatus, TrainerRef
+from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
 from rollfleet_operator.api.weightversion import Checkpoint, Recovery, SourceType, WeightVersion
 from rollfleet_operator.core.accept import in_charge
 from rollfleet_operator.core.ending import UNDER_WAY

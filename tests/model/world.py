@@ -4,8 +4,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from rollfleet_operator.api.launch import WeightTransfer
-from rollfleet_operator.api.rolloutengine import Startup, TrainerRef
+from rollfleet_operator.api.launch import TrainerRef, WeightTransfer
+from rollfleet_operator.api.rolloutengine import Startup
 from rollfleet_operator.api.weightversion import Deadlines, Phase
 from rollfleet_operator.core.policies import OPENING_S, REOPENING_S
 from rollfleet_operator.core.reasons import Reason

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from rollfleet_operator.api.launch import WeightTransfer
-from rollfleet_operator.api.rolloutengine import TrainerRef
+from rollfleet_operator.api.launch import TrainerRef, WeightTransfer
 from rollfleet_operator.api.weightversion import FailureType, OnFailure
 from rollfleet_protocol.launch_settings import TransferBackend
 from tests.support.builders import make_fleet

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from rollfleet_operator.api.accelerators import deterministic_rules
-from rollfleet_operator.api.meta import ApiModel
+from rollfleet_operator.api.meta import ApiModel, ServiceAccountName
 from rollfleet_operator.api.rules import Schema, rule, rules
 from rollfleet_protocol.launch_settings import LogprobsMode, TokenEndpoint, TransferBackend
 
@@ -55,6 +55,13 @@ class WeightTransfer(ApiModel):
     """Allowed: engines unpickle handles that an authenticated trainer sends (VLLM_ALLOW_INSECURE_SERIALIZATION=1): it
     may run code in them. Only for backend ipc with a trainer that keeps vLLM's own HTTP client; rollfleet_trainer sends
     handles as JSON and needs no consent."""
+
+
+class TrainerRef(ApiModel):
+    """Who may push weights."""
+
+    service_account_name: ServiceAccountName
+    """A ServiceAccount in the fleet's own namespace."""
 
 
 class Switch(StrEnum):

@@ -13,11 +13,12 @@ from rollfleet_operator.api.launch import (
     Parallelism,
     RlConfig,
     SleepMode,
+    TrainerRef,
     WeightTransfer,
     launch_rules,
 )
 from rollfleet_operator.api.members import MAX_MEMBERS, Member
-from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta, ServiceAccountName
+from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
 from rollfleet_operator.api.records import Aftermath, Committed, LastFinished, Outcome, Previous
 from rollfleet_operator.api.rules import NAME_REF_SCHEMA, QUANTITY, Schema, rule, rules
 from rollfleet_operator.api.volumes import ExtraVolume, ModelPath, Volumes, VolumeSource
@@ -205,13 +206,6 @@ class Router(ApiModel):
     """How requests are spread."""
     when_closed: WhenClosed = WhenClosed()
     """What becomes of requests while an update has closed the gate; holds without a router too."""
-
-
-class TrainerRef(ApiModel):
-    """Who may push weights."""
-
-    service_account_name: ServiceAccountName
-    """A ServiceAccount in the fleet's own namespace."""
 
 
 class Startup(ApiModel):

@@ -31,6 +31,7 @@ from rollfleet_protocol.state import (
 )
 
 DISAGREES_CURE = "it stays closed until the next version; delete the pod to have it load this one anew"
+NEXT = "it waits for the next one, or for a copy in spec.recovery.checkpoint of the WeightVersion that asks for it"
 HELD_TEXT = "stays closed as it is: an update failed, and its onFailure is Hold"
 
 
@@ -139,7 +140,7 @@ class CatchUp:
         found = state.staged
         if found is None or not self._is_wanted(found):
             if not steps.prepare(self.epoch, engine, state, self.committed, self.deadlines, self.work):
-                text = f"version {self.committed.version} is stored nowhere: it waits for the next one"
+                text = f"version {self.committed.version} is stored nowhere: {NEXT}"
                 self.stuck[engine.name] = Joiner(Obstacle.NO_SOURCE, text)
             elif self._has_changed(state, OperationName.PREPARE):
                 self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])

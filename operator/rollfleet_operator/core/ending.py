@@ -120,7 +120,7 @@ def _with_aftermath(update: Update, ending: Ending, *, touched: bool) -> tuple[E
         text = f"spec.onFailure is Hold: touched engines stay closed until {HELD_UNTIL}"
         return _told(ending, ending.reason, cause, text), Aftermath.HELD
     if _is_lost(update, committed):
-        text = f"{version} is stored nowhere: the fleet stays closed until a version with a checkpoint is asked for"
+        text = f"{version} is stored nowhere: the fleet stays closed until it is given another one"
         return _told(ending, Reason.WEIGHTS_LOST, f"{ending.reason}: {cause}", text), Aftermath.LOST
     where = "model.path" if committed is None or committed.checkpoint is None else repr(committed.checkpoint)
     return _told(ending, ending.reason, cause, f"{version} is restored from {where}"), Aftermath.RESTORED

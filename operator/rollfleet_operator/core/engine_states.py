@@ -9,6 +9,7 @@ from rollfleet_operator.core.catch_up import Joiner, Obstacle
 from rollfleet_operator.core.conditions import clip
 from rollfleet_operator.core.groups import placed, waits_for_a_place
 from rollfleet_operator.core.observed import ContainerState, PodView
+from rollfleet_operator.core.steps import source_of
 from rollfleet_operator.core.vanished import is_unfenced, unfenced_text
 from rollfleet_operator.core.work import Work, own_words
 from rollfleet_operator.core.world import Engine, World, holds
@@ -121,7 +122,7 @@ def _absent(scene: Scene, engine: Engine, work: Work) -> EngineNote:
     if engine.unguarded and engine.guard is not None:
         return EngineNote(engine, Doing.BROKEN, engine.guard.error)
     if engine.disowned and engine.guard is not None:
-        return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error)
+        return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error + _kept(scene.committed))
     if broken := _broken_words(engine):
         return EngineNote(engine, Doing.BROKEN, broken)
     seconds = scene.world.fleet.spec.startup.timeout_seconds
@@ -135,6 +136,17 @@ def _absent(scene: Scene, engine: Engine, work: Work) -> EngineNote:
         of_peers = (f"pod {peer.name}: {peer.message}" for peer in engine.peers if peer.message)
         return EngineNote(engine, Doing.STARTING, words or next(of_peers, ""))
     return EngineNote(engine, Doing.UNREACHABLE, engine.guard.error if engine.guard else "")
+
+
+def _kept(committed: Committed | None) -> str:
+    """Why a pod whose guard obeys another operator is not replaced, and who can do something about it."""
+    if committed is None or source_of(committed) is not None:
+        return ""
+    return (
+        f"; version {committed.version} is stored nowhere, so this pod is not replaced: name a copy in "
+        "spec.recovery.checkpoint of the WeightVersion that asks for it, or delete such pods and let a trainer send "
+        "the next version"
+    )
 
 
 def _broken_words(engine: Engine) -> str:

@@ -15,6 +15,11 @@ GONE = (
     FailureReason.CHECKPOINT_INCOMPLETE,
     FailureReason.CHECKPOINT_INVALID,
 )
+ASK_FOR_IT = "raise spec.version of the WeightVersion with a checkpoint that is there"
+SEND_IT = (
+    f"let a trainer send the next version, or {ASK_FOR_IT}; while the lost one is asked for, a copy of it in "
+    "spec.recovery.checkpoint will do"
+)
 
 
 def weights_lost(world: World, committed: Committed | None, stuck: dict[str, Joiner], *, told: bool) -> str:
@@ -29,11 +34,10 @@ def weights_lost(world: World, committed: Committed | None, stuck: dict[str, Joi
         causes.append(cause)
     source = source_of(committed)
     version = f"no engine holds version {committed.version}"
-    where = "it is stored nowhere" if source is None else f"it cannot be read again from {source.path!r}"
-    cure = "raise spec.version of the WeightVersion with a checkpoint that is there"
-    put_back = "" if source is None else f"put {source.path!r} back as it was, or "
-    said = "" if source is None else f" ({causes[0]})"
-    return f"{version}, and {where}{said}: {put_back}{cure}"
+    if source is None:
+        return f"{version}, and it is stored nowhere: {SEND_IT}"
+    where = f"it cannot be read again from {source.path!r} ({causes[0]})"
+    return f"{version}, and {where}: put {source.path!r} back as it was, or {ASK_FOR_IT}"
 
 
 def _cause(engine: Engine, state: EngineState, committed: Committed, joiner: Joiner | None, *, told: bool) -> str:

@@ -10,7 +10,8 @@ prepares only what is gone is made again: changes of the spec wait for the end. 
 - An outdated pod that lets everybody in (see GuardView.unguarded) is replaced at once: it may serve, but not for us.
 - A pod that was stopped (see core.restarts) keeps its place until the template changes or somebody deletes it.
 - An outdated pod whose guard obeys another operator (our ServiceAccount was made anew) tells us nothing and can't be
-  cured: such pods go one by one, each while every pod that is not like it serves.
+  cured: such pods go one by one, each while every pod that is not like it serves. Where the committed version is stored
+  nowhere, they stay: they may be all that holds it, and their successors could not load it.
 - Scaling down removes the highest ordinals first; they drain by themselves.
 """
 
@@ -25,6 +26,7 @@ from rollfleet_operator.core.actions import CreatePod, DeletePod, LabelPod, Stop
 from rollfleet_operator.core.observed import ENDED_PHASES
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.restarts import plan_stops
+from rollfleet_operator.core.steps import source_of
 from rollfleet_operator.core.world import Engine, World, holds
 from rollfleet_protocol.refusals import ClosedReason
 from rollfleet_protocol.state import Gate
@@ -165,6 +167,8 @@ def _replace_disowned(
 ) -> tuple[PodAction, ...]:
     if committed is None and not first:
         return ()  # what they hold open may be the only trace of the lost record
+    if committed is not None and source_of(committed) is None:
+        return ()
     if any(not engine.serves(committed) for engine in engines if engine not in disowned):
         return ()
     return (_delete(disowned[-1], "its guard obeys another operator"),)

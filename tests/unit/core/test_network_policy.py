@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rollfleet_operator.api.rolloutengine import TrainerRef
+from rollfleet_operator.api.launch import TrainerRef
 from rollfleet_operator.core.actions import ApplyObject, DeleteObject
 from rollfleet_operator.core.objects.common import key_of
 from rollfleet_operator.core.objects.network_policy import build_network_policy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollfleet_operator.api.rolloutengine import TrainerRef
+from rollfleet_operator.api.launch import TrainerRef
 from rollfleet_operator.api.weightversion import Phase
 from rollfleet_protocol.state import OperationName
 from tests.support.simulated_pushes import NO_RETRY, ask, make_world, push
