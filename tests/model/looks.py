@@ -63,9 +63,9 @@ class Looks:
         return self._all_serve(version) or self._all_but_the_odd_ones(version) or self._wait_for_weights()
 
     def _keep_what_is_nowhere(self) -> bool:
-        """Who obeys another operator is replaced one at a time, which stops where a successor finds no weights.
+        """Who obeys another operator serves on where its successor would find no weights, and that is said.
 
-        The others serve on; that they are given up for the next version is for a person to say.
+        That they are given up for the next version is for a person to say.
         """
         committed = self.api.fleet.status.committed
         nowhere = committed is not None and committed.version > 0 and committed.checkpoint is None
