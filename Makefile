@@ -80,7 +80,7 @@ check-ascend: setup ## compare what our backends rely on with a checkout, and pu
 	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py tests/vllm/test_ipc.py -q
 
 .PHONY: check-rlconfig-023
-check-rlconfig-023: setup ## the same with vLLM-Ascend 0.23.0.post1, which has no rl_config, and why vLLM 0.23 is not started; both are fetched once
+check-rlconfig-023: setup ## the same with vLLM-Ascend 0.23.0.post1, which has no rl_config, and what of an update it does itself; fetched once
 	@folder="$$($(BIN)/python -m devtools.ascend_sdist)" && $(BIN)/python -m devtools.check_rlconfig "$$folder"
 	@$(PYTEST) tests/ascend -q
 
@@ -143,6 +143,11 @@ contract-032: setup ## the same suite, and vLLM's inside, against real vLLM 0.32
 	@$(BIN)/python -m devtools.vllm_venv --release 0.32.0
 	@ROLLFLEET_VLLM=0.32.0 $(PYTEST) tests/contract tests/vllm -q --timeout 300 -k "not simulator"
 
+.PHONY: contract-023
+contract-023: setup ## the same against real vLLM 0.23.0, which goes with the newest vLLM-Ascend on PyPI; another 3 GB
+	@$(BIN)/python -m devtools.vllm_venv --release 0.23.0
+	@ROLLFLEET_VLLM=0.23.0 $(PYTEST) tests/contract tests/vllm -q --timeout 300 -k "not simulator"
+
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server
 	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300 -m "not full"
@@ -169,7 +174,7 @@ soak: prepare ## 500 updates of 16 simulated engines with random faults
 
 .PHONY: test-full
 test-full: test ## `make test`, and what takes longer: the whole matrix of kills, failures with real vLLM, the soak
-	@$(PYTHON) -m devtools.layers contract-032 check-rlconfig-023 check-trl integration-full e2e-full kills soak
+	@$(PYTHON) -m devtools.layers contract-032 contract-023 check-rlconfig-023 check-trl integration-full e2e-full kills soak
 
 .PHONY: devcluster-test
 devcluster-test: setup ## take the local Kubernetes down and up again, and prove that nothing is left behind

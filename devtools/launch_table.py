@@ -26,6 +26,7 @@ from rollfleet_engine.launch.words import Absent, Feature, filled
 
 PAGE = Path("docs/launch-table.md")
 COLUMNS: tuple[tuple[str, str, PlatformWords], ...] = (
+    ("0.23 and vLLM-Ascend 0.23", "0.23.0", ASCEND_BEFORE_RL_CONFIG),
     ("0.27.1 and vLLM-Ascend main", "0.27.1", ASCEND),
     ("0.27.1 and vLLM-Ascend without rl_config", "0.27.1", ASCEND_BEFORE_RL_CONFIG),
     ("0.29, builds before 0.30, with rl_config", "0.29.0", ASCEND),
@@ -65,7 +66,7 @@ What a RolloutEngine asks for ([launch.md](launch.md)), and the launcher's words
 `--weight-transfer-config {{"backend": "{TRANSFER_BACKEND}"}}`: one composite transfer engine.
 It uses the backend that the spec names.
 What is said to vLLM-Ascend is untested on hardware
-([hardware.md](hardware.md)). vLLM 0.23, and what else has no column, is not started.
+([hardware.md](hardware.md)). What has no column is not started.
 """
 
 

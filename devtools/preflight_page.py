@@ -114,7 +114,7 @@ EXAMPLES = (
         _INSTALLATION,
         {"installation": Installation(python="/usr/bin/python3", error="no answer within 60 s", error_may_pass=True)},
     ),
-    Example(_INSTALLATION, {"installation": replace(CPU, release="0.23.0")}),
+    Example(_INSTALLATION, {"installation": replace(CPU, release="0.28.0")}),
     Example(_INSTALLATION, {"installation": replace(CPU, missing_modules=("jwt",))}),
     Example(_INSTALLATION, {"installation": replace(CPU, release="")}),
     Example(_INSTALLATION, {"python_path": ("/home/me/lib",)}),

@@ -21,7 +21,7 @@ import sys
 import time
 from pathlib import Path
 
-RELEASES = ("0.27.1", "0.32.0")
+RELEASES = ("0.27.1", "0.32.0", "0.23.0")
 RELEASE_VARIABLE = "ROLLFLEET_VLLM"  # which of them tests run with; the first by default
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "tests" / "requirements"
 # Debian 12's python3: the interpreter that the tests' container images hold at the same path.

@@ -1,7 +1,6 @@
 """What the launcher says to a vLLM-Ascend without rl_config ends, in the code of 0.23.0.post1, as rl_config would.
 
-The launcher starts no 0.23, whose transfer engines are made otherwise; builds of its main branch to 2026-08-18 read the
-same settings.
+Builds of its main branch to 2026-08-18 read the same settings.
 """
 
 import shutil
@@ -13,9 +12,8 @@ from devtools import ascend_sdist
 from devtools.before_rlconfig import ALLOCATOR, Before, MissingError, rules
 from devtools.rl_rules import Case
 from rollfleet_engine.launch.plan import Plan, Refused
-from tests.unit.launch.test_rl_rules import BEFORE, OVERRIDDEN, additional_of, planned
+from tests.unit.launch.test_rl_rules import BEFORE, OVERRIDDEN, WITHOUT, additional_of, planned
 
-PLACE = "0.27.1 on NPUs without rl_config"
 SOURCES = (
     "ascend_config.py",
     "batch_invariant.py",
@@ -70,9 +68,10 @@ def test_there_are_cases_of_each_kind():
     assert sum(ALLOCATOR in case.after for case in PLANNED) >= 3
 
 
+@pytest.mark.parametrize("place", WITHOUT)
 @pytest.mark.parametrize("case", PLANNED, ids=lambda case: case.rule)
-def test_the_end_is_the_same(before: Before, case: Case):
-    found = planned(case, PLACE)
+def test_the_end_is_the_same(before: Before, case: Case, place: str):
+    found = planned(case, place)
     assert isinstance(found, Plan), found
     environ = {name: value for name, value in case.environ.items() if name not in found.unset} | dict(found.env)
     additional = additional_of(found)
@@ -87,4 +86,4 @@ def test_the_end_is_the_same(before: Before, case: Case):
 
 @pytest.mark.parametrize("case", [case for case in BEFORE if case.rule in OVERRIDDEN], ids=lambda case: case.rule)
 def test_what_rl_config_would_override_is_refused(case: Case):
-    assert isinstance(planned(case, PLACE), Refused)
+    assert all(isinstance(planned(case, place), Refused) for place in WITHOUT)

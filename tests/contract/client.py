@@ -225,7 +225,8 @@ def _answer(response: httpx.Response) -> Answer:
         choice, usage = answer.body["choices"][0], answer.body["usage"]
         answer.text, answer.finish_reason = choice["text"], choice["finish_reason"]
         answer.logprobs = (choice["logprobs"] or {}).get("token_logprobs", [])
-        answer.cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        details = usage["prompt_tokens_details"]  # of 0.23 none where nothing was cached
+        answer.cached_tokens = 0 if details is None else details["cached_tokens"]
         answer.prompt_logprobs = choice["prompt_logprobs"] or []
     return answer
 

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from rollfleet_engine.launch.facts import ModelFolder
-from rollfleet_engine.launch.plan import Plan, plan
+from rollfleet_engine.launch.plan import Plan, Refused, plan
 from rollfleet_operator.api.crd import KINDS, build_schema
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.objects.pod import engine_config
 from tests.support.builders import make_settings
 from tests.support.pages import ALL_PAGES, PAGES, ROOT, anchors, name_of, prose, recipes
 from tests.support.schemas import Schema
-from tests.unit.launch.conftest import NEW_ASCEND, build_facts, on_npu
+from tests.unit.launch.conftest import NEW_ASCEND, OLD_ASCEND, build_facts, on_npu
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGET = re.compile(r"(?:`|^)make ([a-z][a-z0-9-]*)", re.MULTILINE)
@@ -107,16 +107,23 @@ def test_every_page_is_in_the_list_of_pages() -> None:
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
-@pytest.mark.parametrize("release", ["0.27.1", "0.29.0", "0.32.0"])
+@pytest.mark.parametrize("release", ["0.23.0", "0.27.1", "0.29.0", "0.32.0"])
 @pytest.mark.parametrize("document", recipes(), ids=lambda fleet: fleet["metadata"]["name"])
 def test_what_launch_md_shows_is_planned_on_npus(document: dict[str, Any], release: str) -> None:
     fleet = RolloutEngine.model_validate(document | {"metadata": {"namespace": "rl", **document["metadata"]}})
-    plugin = dataclasses.replace(NEW_ASCEND, device=document["spec"]["accelerator"]["profile"])
+    before = release == "0.23.0"
+    plugin = dataclasses.replace(
+        OLD_ASCEND if before else NEW_ASCEND, device=document["spec"]["accelerator"]["profile"]
+    )
     model = ModelFolder(exists=True, is_folder=True, has_config=True, weight_files=("m.safetensors",), experts=128)
     facts = build_facts(installation=on_npu(plugin, release), model=model)
     found = plan(engine_config(fleet, make_settings()), facts)
+    flags = document["spec"]["rlConfig"]
+    if before and flags.get("enableTrainingConsistency") and not flags.get("enableBatchInvariant"):
+        assert isinstance(found, Refused)  # FA3 comes with batch invariance only there, as the page says
+        return
     assert isinstance(found, Plan), found
     if "toolCalling" in document["spec"].get("features", {}):
         assert "--tool-call-parser" in found.argv
-    if document["spec"]["rlConfig"].get("enableBatchInvariant"):
+    if flags.get("enableBatchInvariant"):
         assert found.env["VLLM_BATCH_INVARIANT"] == "1"

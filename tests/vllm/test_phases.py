@@ -25,6 +25,7 @@ one._receiving = SimpleNamespace(start=lambda: None, close=lambda: None, finish=
 one.reset_weight_update_target = lambda: None
 for phase, broken in json.loads(sys.argv[1]):
     module.abandon = module.finalize_layerwise_reload = module.process_tied = lambda *_: None
+    module.keep_unloadable = lambda _: None
     module.initialize_layerwise_reload = lambda _: None
     module.compare_layers, module.loaded_layers = lambda *_: [], len
     setattr(module, broken, fail)
@@ -35,6 +36,7 @@ for phase, broken in json.loads(sys.argv[1]):
 BROKEN = {
     ("start_weight_update", "initialize_layerwise_reload"): "layers could not be made ready for new weights",
     ("finish_weight_update", "compare_layers"): "the update cannot be finished",
+    ("finish_weight_update", "keep_unloadable"): "the update cannot be finished",
     ("finish_weight_update", "finalize_layerwise_reload"): "the update cannot be finished",
     ("finish_weight_update", "process_tied"): "the update cannot be finished",
     ("reset", "abandon"): "an update could not be put away",

@@ -1,8 +1,8 @@
 """Which routes of an engine are let through to whom. What is not in the table does not exist for anybody.
 
-Read in vLLM 0.27.1, 0.29.0 and 0.32.0. tests/parsers looks through the sources of each for what they register, and the
-contract suite walks the route table of the engine that really runs (0.27.1, and 0.32.0 by `make contract-032`), so that
-a new release cannot bring a route that nobody has thought about.
+Read in vLLM 0.23.0, 0.27.1, 0.29.0 and 0.32.0. tests/parsers looks through the sources of each for what they register,
+and the contract suite walks the route table of the engine that really runs (0.27.1; 0.23.0 by `make contract-023`,
+0.32.0 by `make contract-032`), so that a new release cannot bring a route that nobody has thought about.
 """
 
 from collections.abc import Iterable, Iterator

@@ -164,11 +164,13 @@ _TRACE_EXCLUDES_32 = (
 
 
 RANGES: tuple[Dialect | Unspoken, ...] = (
-    Unspoken(
-        (0, 23, 0),
-        (0, 24, 0),
-        "it gives weight transfer engines other arguments, so that an engine with ours would not start, and has no "
-        "AsyncLLM.update_weight_version",
+    Dialect(
+        first=(0, 23, 0),
+        end=(0, 24, 0),
+        verified=("0.23.0",),
+        options_file="vllm-0.23.0.options",
+        words=_BEFORE_TRACE,
+        exclusions=_ROUTED,
     ),
     Unspoken((0, 24, 0), (0, 27, 1), "no release of this range was tried"),
     Dialect(

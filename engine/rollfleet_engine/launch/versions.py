@@ -1,6 +1,6 @@
 """Which releases of vLLM, vllm-ascend, torch, torch_npu, Triton-Ascend and CANN go together. Pure.
 
-None of these releases of vLLM is started by us (dialects.py); the table is for saying what an installation mixes.
+Of these vLLM only 0.23.0 is started by us (dialects.py); the table is for saying what an installation mixes.
 Sources: vllm-ascend's release compatibility matrix (docs/source/community/versioning_policy.md of main, 2026-08-22)
 and, per release, its requirements.txt and Dockerfile (tags v0.23.0rc1, v0.23.0, v0.24.0rc1, v0.25.1rc1). Of releases
 that are not in the table what their policy promises is checked: a release has vLLM's own number, torch_npu has torch's.

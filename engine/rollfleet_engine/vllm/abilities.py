@@ -10,10 +10,7 @@ from typing import Any, get_args, get_type_hints
 from rollfleet_engine.guard.adapting import BY_WORKERS, PAUSES, SLEEPS
 from rollfleet_protocol.commands import PauseMode
 
-_TRANSFER_CALLS = (
-    *("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"),
-    "update_weight_version",
-)
+_TRANSFER_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 _RESET_ARGUMENTS = ("reset_running_requests", "reset_connector")
 
 

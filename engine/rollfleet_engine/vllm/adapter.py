@@ -19,6 +19,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from rollfleet_engine.guard.adapting import BY_WORKERS, CAPABILITIES, SLEEPS, able, guard_version, timed
 from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
+from rollfleet_engine.vllm import phases
 from rollfleet_engine.vllm.abilities import missing
 from rollfleet_engine.vllm.release import told
 from rollfleet_engine.vllm.sharing import until_shared
@@ -31,12 +32,13 @@ from rollfleet_protocol.state import Facts, FailureReason, Transferred
 
 NO_SLEEP = "the engine was started without sleep mode: set spec.sleepMode of the RolloutEngine to Enabled"
 WORKERS_LEAD_S = 2.0
+Reports = list[dict[str, Any]]  # of every worker
 OUTPUTS_LOOK_S = 0.002
 OUTPUTS_SETTLE_S = 0.02  # vLLM's own measure, in AsyncLLM.pause_generation
 
 
 class VllmAdapter:
-    """Keeps rollfleet_engine.guard.ports.EngineAdapter with real vLLM: of 0.27.1 to 0.32.
+    """Keeps rollfleet_engine.guard.ports.EngineAdapter with real vLLM: of 0.23, and of 0.27.1 to 0.32.
 
     vLLM raises plain Exceptions with the core's text for whatever failed there, so each call to it goes through
     `_calling`, which gives the failure the reason that the call stands for.
@@ -175,7 +177,7 @@ class VllmAdapter:
     def _of_core(self, rank: int) -> str:
         return f"data-parallel rank {rank}: " if self._ranks() > 1 else ""
 
-    async def _on_workers(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+    async def _on_workers(self, method: str, *arguments: Any) -> Reports:
         """Call a method of our extension on every worker of every rank, in the order of their ranks in a transfer."""
         answers = await self._on_every_rank("collective_rpc", method, None, arguments, None)
         return [report | {"rank": place} for place, report in enumerate(itertools.chain.from_iterable(answers))]
@@ -210,24 +212,22 @@ class VllmAdapter:
             phase_seconds=seconds,
         )
 
-    async def _four_phases(
-        self, staged: StagedCheckpoint, version: int, seconds: dict[str, float]
-    ) -> list[dict[str, Any]]:
+    async def _four_phases(self, staged: StagedCheckpoint, version: int, seconds: dict[str, float]) -> Reports:
         update = {"type": SOURCE_TYPE, "info": CheckpointUpdate.of(staged).to_wire()}
         with timed(seconds, "init"):
             await self._initialise()
         with timed(seconds, "start"):
-            await self._phase(self._engine.start_weight_update)
+            await self._phase(lambda: phases.start(self._engine, self._on_workers))
         with timed(seconds, "update"):
             await self._phase(lambda: self._engine.update_weights(WeightTransferUpdateRequest(update)))
         with timed(seconds, "finish"):
             return await self._finish(staged.digest, version)
 
-    async def _finish(self, digest: str | None, version: int) -> list[dict[str, Any]]:
-        reports = await self._phase(self._engine.finish_weight_update)
+    async def _finish(self, digest: str | None, version: int) -> Reports:
+        reports = await self._phase(lambda: phases.finish(self._engine, self._on_workers))
         _require_finished(reports, digest)
         # Not an argument of finish: vLLM would write the new label even where a worker recorded a failure.
-        await self._engine.update_weight_version(str(version))
+        await phases.tell_version(self._engine, version)
         return reports
 
     async def push_init(self, backend: str, info: Mapping[str, Any], deadline_s: float) -> None:
@@ -239,7 +239,7 @@ class VllmAdapter:
     async def push_start(self, deadline_s: float) -> None:
         """Layers give up their tensors."""
         async with _calling("start_weight_update", FailureReason.TRANSFER_FAILED, deadline_s):
-            await self._phase(self._engine.start_weight_update)
+            await self._phase(lambda: phases.start(self._engine, self._on_workers))
 
     async def push_update(self, info: Mapping[str, Any], deadline_s: float) -> None:
         """Every worker receives, digests and loads."""
@@ -251,8 +251,7 @@ class VllmAdapter:
         """Every worker must report all tensors, whole layers and the one digest."""
         async with _calling("finish_weight_update", FailureReason.TRANSFER_FAILED, deadline_s):
             reports = await self._finish(digest, version)
-        first = reports[0]
-        layers = sum(report["layers"] for report in reports)
+        first, layers = reports[0], sum(report["layers"] for report in reports)
         return Received(digest=first["digest"], tensors=first["tensors"], bytes=first["bytes"], layers=layers)
 
     async def _put_back(self, deadline_s: float) -> bool:
@@ -270,12 +269,12 @@ class VllmAdapter:
             await self._engine.init_weight_transfer_engine(WeightTransferInitRequest({"type": SOURCE_TYPE}))
             self._initialised = True
 
-    async def _phase(self, call: Callable[[], Awaitable[None]]) -> list[dict[str, Any]]:
+    async def _phase(self, call: Callable[[], Awaitable[None]]) -> Reports:
         """One of vLLM's phases, and what every worker says of it: our workers record failures instead of raising."""
         await call()
         return self._without_failure(await self._on_workers("rollfleet_report"))
 
-    def _without_failure(self, reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _without_failure(self, reports: Reports) -> Reports:
         self._require_all(reports)
         for report in reports:
             if report["failure"] is not None:
@@ -283,7 +282,7 @@ class VllmAdapter:
                 raise EngineError(FailureReason(report["failure"]["reason"]), message)
         return reports
 
-    def _require_all(self, reports: list[dict[str, Any]]) -> None:
+    def _require_all(self, reports: Reports) -> None:
         if len(reports) != self._workers():
             message = f"{len(reports)} of {self._workers()} workers reported; the others cannot be vouched for"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
@@ -349,7 +348,7 @@ class VllmAdapter:
         return tuple(float(found[place][token].logprob) for place, token in enumerate(tokens) if place)
 
 
-def _require_finished(reports: list[dict[str, Any]], digest: str | None) -> None:
+def _require_finished(reports: Reports, digest: str | None) -> None:
     """Without a digest that is known beforehand, the workers must agree among themselves."""
     wanted = digest or reports[0]["digest"]
     for report in reports:

@@ -92,6 +92,10 @@ def _counting_loader(
             )
         bound.arguments["param"] = to_meta_tensor(bound.arguments["param"])
         count, answer = get_numel_loaded(original, bound)
+        if count > bound.arguments["param"].numel():
+            raise RuntimeError(
+                f"this vLLM counts {layer_name}.{tensor_name} more than once: it would process the layer too early"
+            )
         loaded[layer_name] = loaded.get(layer_name, 0) + count
         return answer
 
@@ -135,6 +139,17 @@ def compare_layers(model: torch.nn.Module, expected: Mapping[str, LayerCount]) -
         if loaded != count.loaded:
             problems.append(f"layer {name or '(root)'} ({type(layer).__name__}): {loaded} of {count.loaded} elements")
     return problems
+
+
+def keep_unloadable(model: torch.nn.Module) -> None:
+    """Give layers that no checkpoint loads anything into their own tensors back, before vLLM processes the others.
+
+    0.23.0 leaves those without buffers that are views of parameters; later releases do this themselves.
+    """
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load() and not info.load_numel_total and info.kernel_tensors is not None:
+            _place_kernel_tensors(layer, info)
 
 
 def loaded_layers(expected: Mapping[str, LayerCount]) -> int:

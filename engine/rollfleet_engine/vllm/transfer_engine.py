@@ -20,11 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
@@ -33,11 +29,13 @@ from rollfleet_engine.vllm.layers import (
     LayerCount,
     abandon,
     compare_layers,
+    keep_unloadable,
     loaded_layers,
     measure_layers,
     process_tied,
     summarise,
 )
+from rollfleet_engine.vllm.phases import ENGINE_DOES_ALL, TransferEngineBase
 from rollfleet_engine.weights.ahead import read_ahead
 from rollfleet_engine.weights.backends.base import HostBytes, Seat
 from rollfleet_engine.weights.backends.receiving import Receiving
@@ -91,15 +89,18 @@ class Report:
             self.failure = {"reason": reason.value, "message": message}
 
 
-class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
+class RollfleetWeightTransferEngine(TransferEngineBase):  # type: ignore[misc]
     """vLLM makes one per worker, right after the model was loaded."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
 
-    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
-        super().__init__(config, vllm_config, device, model)
+    model_config: Any = None
+
+    def __init__(self, config: Any, *made_with: Any) -> None:
+        """As vLLM makes it: with its configuration, device and model; in 0.23 with parallel_config and model."""
+        super().__init__(config, *made_with)
         self._report = Report()
         self._expected: dict[str, LayerCount] = {}
         self._pool = ThreadPoolExecutor(DIGEST_THREADS, thread_name_prefix="rollfleet-digest")
@@ -107,8 +108,16 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._unmeasured = ""  # why there are no expected counts
         self._elsewhere = self.parallel_config.node_rank > 0  # the guard's open files are out of reach
         self._copy: OwnCopy | None = None
+        self._measured = False
         warm_up()
-        self._measure()
+        if ENGINE_DOES_ALL:
+            self.know(self.model_config)
+
+    def know(self, model_config: Any) -> None:
+        """Which model it is; counts its elements, once. Of 0.23 only the worker can say it, when it is first asked."""
+        if not self._measured:
+            self._measured, self.model_config = True, model_config
+            self._measure()
 
     @cache  # noqa: B019 - one engine per process, and it lives as long
     def _model_tensors(self) -> ModelTensors:
@@ -156,8 +165,8 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         with self._recording("layers could not be made ready for new weights"):
             initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Phase 3: read, digest, load, one tensor at a time."""
+    def receive_weights(self, update_info: UpdateInfo, load_weights: Any = None) -> None:
+        """Phase 3: read, digest, load, one tensor at a time, by the model's own loaders."""
         if self._report.failure:
             return
         with self._recording("the model did not take the weights"):
@@ -254,6 +263,7 @@ class RollfleetWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._report.problems = compare_layers(self.model, self._expected)
         if self._report.problems:
             raise CheckpointError(FailureReason.COVERAGE_FAILED, summarise(self._report.problems))
+        keep_unloadable(self.model)
         finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             process_tied(self.model)

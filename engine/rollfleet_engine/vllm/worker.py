@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import torch
 from vllm.platforms import current_platform
 
 from rollfleet_engine.vllm.plugin import register
@@ -20,12 +21,26 @@ class RollfleetWorkerExtension:
 
     rank: int
     local_rank: int
+    device: torch.device
+    model_config: Any
     weight_transfer_engine: Any
     _weight_update_active: bool
 
     def rollfleet_report(self) -> dict[str, Any]:
         """What this worker's transfer engine did since the last start, and whether vLLM thinks an update is active."""
         return self._rollfleet_engine().report() | {"rank": self.rank, "active": self._weight_update_active}
+
+    def rollfleet_start(self) -> dict[str, Any]:
+        """Phase 2, where vLLM does not ask the transfer engine for it (phases.py)."""
+        with torch.device(self.device):
+            self._rollfleet_engine().start_weight_update()
+        return self.rollfleet_report()
+
+    def rollfleet_finish(self) -> dict[str, Any]:
+        """Phase 4, likewise."""
+        with torch.device(self.device):
+            self._rollfleet_engine().finish_weight_update()
+        return self.rollfleet_report()
 
     def rollfleet_reset(self) -> dict[str, Any]:
         """Back to where an update can start; vLLM itself clears its flag only on ranks that raised."""
@@ -49,4 +64,5 @@ class RollfleetWorkerExtension:
                 f"worker {self.rank} has no rollfleet transfer engine but {type(engine).__name__}: "
                 """start vLLM with --weight-transfer-config '{"backend": "rollfleet"}'"""
             )
+        engine.know(self.model_config)
         return engine

@@ -74,10 +74,12 @@ def on_cpu(release: str) -> Installation:
 
 # Each range of releases on each platform that it is for.
 PLACES = {
+    "0.23 on NPUs": on_npu(OLD_ASCEND, "0.23.0+empty"),
     "0.27.1 on NPUs without rl_config": on_npu(OLD_ASCEND, "0.27.1+empty"),
     "0.27.1 on NPUs": on_npu(NEW_ASCEND, "0.27.1+empty"),
     "0.29 on NPUs": on_npu(NEW_ASCEND, "0.29.1.dev7+g1234567"),
     "0.32 on NPUs": on_npu(NEW_ASCEND, "0.32.0"),
+    "0.23 on CPUs": on_cpu("0.23.0"),
     "0.27.1 on CPUs": on_cpu("0.27.1"),
     "0.32 on CPUs": on_cpu("0.32.0"),
 }

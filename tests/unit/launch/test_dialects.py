@@ -43,7 +43,8 @@ def test_every_release_from_the_first_on_is_in_one_range_or_is_newer_than_all(re
 @pytest.mark.parametrize(
     ("release", "spoken"),
     [
-        ("0.23.0", False),
+        ("0.23.0", True),
+        ("0.23.1.dev3+gabcdef0", False),
         ("0.27.1", True),
         ("0.29.0", True),
         ("0.29.1.dev15+gabcdef0", True),  # between two releases

@@ -91,7 +91,7 @@ def test_routed_experts_need_experts(place):
     asked = {"features": {"routedExperts": True}}
     found = _plan(place, asked)
     assert "--enable-return-routed-experts" in found.argv
-    assert found.env.get("VLLM_USE_V2_MODEL_RUNNER") == ("0" if place.startswith("0.27") else None)
+    assert found.env.get("VLLM_USE_V2_MODEL_RUNNER") == ("0" if place.startswith(("0.23", "0.27")) else None)
     assert "config.json" in _cause(place, asked, model=DENSE)
     _plan(place, asked, model=dataclasses.replace(MOE, experts=None))
     assert "spec.parallelism.pipeline" in _cause(place, asked | {"pipelineParallelSize": 2})

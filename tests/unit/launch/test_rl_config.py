@@ -8,9 +8,10 @@ import pytest
 from rollfleet_engine.launch.plan import Plan, Refused, plan
 from tests.unit.launch.conftest import NEW_ASCEND, OLD_ASCEND, PLACES, on_npu
 
-OLD = "0.27.1 on NPUs without rl_config"
+WITHOUT = ("0.23 on NPUs", "0.27.1 on NPUs without rl_config")
 NPUS = [name for name in PLACES if "NPUs" in name]
 npus = pytest.mark.parametrize("place", NPUS)
+without = pytest.mark.parametrize("place", WITHOUT)
 INVARIANT = {"rlConfig": {"enableBatchInvariant": True}}
 ON_A2 = {"accelerator": {"resourceName": "huawei.com/Ascend910", "perPod": 2, "profile": "A2"}}
 CONSISTENT = {"rlConfig": {"enableTrainingConsistency": True}}
@@ -40,7 +41,7 @@ def _additional(found: Plan) -> dict:
 @npus
 def test_enabled_switches_nz_off_and_the_control_routes_on(make_config, make_facts, place):
     found = _plan(make_config, make_facts, place, {})
-    expected = {"weight_nz_mode": 0} if (place == OLD) else {"rl_config": {"enabled": True}}
+    expected = {"weight_nz_mode": 0} if (place in WITHOUT) else {"rl_config": {"enabled": True}}
     assert _additional(found) == expected
     assert found.env["VLLM_ASCEND_ENABLE_NZ"] == "0"
     assert found.env["VLLM_SERVER_DEV_MODE"] == "1"
@@ -84,7 +85,7 @@ def test_c13_batch_invariance_switches_off_what_it_does_not_go_with(make_config,
     wanted = {"VLLM_BATCH_INVARIANT": "1", "HCCL_DETERMINISTIC": "strict", "LCCL_DETERMINISTIC": "1"}
     assert wanted.items() <= found.env.items()
     rl_config = _additional(found).get("rl_config")
-    expected = None if (place == OLD) else {"enabled": True, "enable_batch_invariant": True}
+    expected = None if (place in WITHOUT) else {"enabled": True, "enable_batch_invariant": True}
     assert rl_config == expected
 
 
@@ -138,17 +139,19 @@ def test_graphs_that_hold_attention_are_refused(make_config, make_facts, place, 
     assert "spec.rlConfig.enableBatchInvariant" in cause
 
 
-def test_training_consistency_takes_fa3(make_config, make_facts):
+@without
+def test_training_consistency_takes_fa3(make_config, make_facts, place):
     found = _plan(make_config, make_facts, "0.27.1 on NPUs", CONSISTENT)
     assert _additional(found)["rl_config"] == {"enabled": True, "enable_training_consistency": True}
     assert _json(found.argv, "--compilation-config") == {"cudagraph_mode": "PIECEWISE"}
     both = {"rlConfig": {"enableTrainingConsistency": True, "enableBatchInvariant": True}}
-    old = _plan(make_config, make_facts, OLD, both)
+    old = _plan(make_config, make_facts, place, both)
     assert old.argv[old.argv.index("--attention-backend") + 1] == "FLASH_ATTN"
 
 
-def test_training_consistency_alone_would_be_ignored_without_rl_config(make_config, make_facts):
-    (cause,) = _causes(make_config, make_facts, PLACES[OLD], CONSISTENT)
+@without
+def test_training_consistency_alone_would_be_ignored_without_rl_config(make_config, make_facts, place):
+    (cause,) = _causes(make_config, make_facts, PLACES[place], CONSISTENT)
     assert "spec.rlConfig.enableTrainingConsistency has no effect" in cause
     assert "spec.rlConfig.enableBatchInvariant" in cause
 
@@ -279,7 +282,7 @@ def test_vllm_ascend_s_other_settings_are_merged(make_config, make_facts, place)
     found = _additional(_plan(make_config, make_facts, place, {"additionalConfig": additional}))
     assert found["eplb_config"] == {"dynamic_eplb": True}
     assert found["weight_nz_mode"] == 0
-    assert ("rl_config" in found) is not (place == OLD)
+    assert ("rl_config" in found) is not (place in WITHOUT)
 
 
 @npus
@@ -289,8 +292,8 @@ def test_extra_cleanup_goes_with_sleep_mode(make_config, make_facts, place):
     assert "--enable-sleep-mode" in found.argv
     assert found.env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
     additional = _additional(found)
-    told = additional if (place == OLD) else additional["rl_config"]
-    assert told["enable_sleep_mode_extra_cleanup" if (place == OLD) else "sleep_mode_extra_cleanup"] is True
+    told = additional if (place in WITHOUT) else additional["rl_config"]
+    assert told["enable_sleep_mode_extra_cleanup" if (place in WITHOUT) else "sleep_mode_extra_cleanup"] is True
     (cause,) = _causes(make_config, make_facts, PLACES[place], config | {"sleepMode": False})
     assert "sleepModeExtraCleanup" in cause
     assert "spec.sleepMode" in cause

@@ -39,7 +39,8 @@ def _is_sound(written: Any) -> bool:
 
 # A build without rl_config takes FA3 under batch invariance only, and the launcher says so (test_rl_config.py).
 BEFORE = tuple(case for case in CASES if not case.flags.get("enable_training_consistency"))
-PAIRS = [("0.27.1 on NPUs", case) for case in CASES] + [("0.27.1 on NPUs without rl_config", case) for case in BEFORE]
+WITHOUT = ("0.23 on NPUs", "0.27.1 on NPUs without rl_config")
+PAIRS = [("0.27.1 on NPUs", case) for case in CASES] + [(place, case) for place in WITHOUT for case in BEFORE]
 
 
 @pytest.mark.parametrize(("place", "case"), PAIRS, ids=lambda each: each if isinstance(each, str) else each.rule)

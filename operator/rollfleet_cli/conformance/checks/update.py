@@ -97,7 +97,7 @@ def nothing_cached(moved: Moved) -> tuple[Fault, ...]:
     """The first request after the update used nothing of before, and the one after it used that."""
     found = []
     for each in moved.cached:
-        first, again = cached_tokens(each.first), cached_tokens(each.again)
+        first, again = _cached_by_one_that_tells(each.first), _cached_by_one_that_tells(each.again)
         if first != 0 or version_of(each.first) != moved.wanted:
             told = f"{first} cached tokens under version {version_of(each.first)}"
             found.append(Fault(f"{each.pod}: the first request after the update had {told}", each.first.told))
@@ -131,6 +131,13 @@ def cached_tokens(exchange: Exchange) -> int | None:
     details = found.usage.get("prompt_tokens_details") if found is not None else None
     count = details.get("cached_tokens") if isinstance(details, dict) else None
     return count if isinstance(count, int) else None
+
+
+def _cached_by_one_that_tells(exchange: Exchange) -> int | None:
+    """The same of an engine that tells what is cached: there null details, as vLLM 0.23 gives them, say nothing is."""
+    found = completed(exchange)
+    nothing = found is not None and found.usage.get("prompt_tokens_details", "") is None
+    return 0 if nothing else cached_tokens(exchange)
 
 
 def version_of(exchange: Exchange) -> int | None:

@@ -95,6 +95,13 @@ def answer(version: int | None, began: float, *, cached: int | None = None, **ch
     return replace(Exchange(CALL, 200, told, json.dumps(document).encode(), began=began, ended=began + 0.5), **changes)
 
 
+def null_details(version: int, began: float) -> Exchange:
+    found = answer(version, began)
+    document = json.loads(found.body)
+    document["usage"]["prompt_tokens_details"] = None
+    return replace(found, body=json.dumps(document).encode())
+
+
 def closed(began: float) -> Exchange:
     refused = refuse(CALL, 503, RefusalReason.CLOSED, closed_reason=ClosedReason.UPDATING)
     return replace(refused, began=began, ended=began)
@@ -154,12 +161,18 @@ BROKEN: dict[str, dict[str, Moved]] = {
         "of the old version": first_after(answer(OLD, 4, cached=0)),
         "not told": first_after(answer(NEW, 4)),
         "nothing cached": replace(GOOD, cached=(replace(CACHED[0], again=answer(NEW, 5, cached=0)),)),
+        "nothing cached, as 0.23 says it": replace(GOOD, cached=(replace(CACHED[0], again=null_details(NEW, 5)),)),
     },
     "update-answers": {
         "otherwise": replace(GOOD, members=(member("a", NEW, first=-3.0), member("b", NEW))),
         "silent": replace(GOOD, members=(member("a", NEW), Member("b", STATE, None, "closed"))),
     },
 }
+
+
+def test_null_details_are_none_cached() -> None:
+    """As vLLM 0.23 says it."""
+    assert UPDATE_CHECKS["update-caches"].judge(first_after(null_details(NEW, 4))) == ()
 
 
 @pytest.mark.parametrize(("name", "case"), [(name, case) for name, cases in BROKEN.items() for case in cases])
