@@ -228,6 +228,7 @@ class IpcUpdate(TensorList):
     ) = None
     ipc_handles_pickled: Annotated[str, Field(min_length=1, max_length=LONGEST_PICKLE)] | None = None
     tensor_sizes: ByteCounts | None = None  # of each tensor in the buffer
+    packed: bool | None = None  # vLLM 0.23 says it here, and not at the start
 
     @model_validator(mode="after")
     def _fit(self) -> Self:
@@ -236,6 +237,8 @@ class IpcUpdate(TensorList):
         sizes = [meta.nbytes for meta in self.tensors()]
         if self.tensor_sizes is not None and self.tensor_sizes != sizes:
             raise ValueError("tensor_sizes are not those of dtype_names and shapes")
+        if self.ipc_handles is not None and self.packed not in (None, self.of_one_buffer):
+            raise ValueError(f"packed: is {str(self.packed).lower()}, and ipc_handles are otherwise")
         if isinstance(self.ipc_handles, dict):
             if self.tensor_sizes is None:
                 raise ValueError("tensor_sizes: are missing for one handle of a buffer")
@@ -255,8 +258,8 @@ class IpcUpdate(TensorList):
                     raise ValueError(f"tensor {name}: is {dtype} {shape}, its handle for {npu[:64]} is of {told}")
 
     @property
-    def packed(self) -> bool:
-        """One handle of a buffer."""
+    def of_one_buffer(self) -> bool:
+        """One handle for all tensors."""
         return isinstance(self.ipc_handles, dict)
 
     def regions(self, npu: str) -> Iterator[Region]:

@@ -125,6 +125,9 @@ class TensorList(Native):
     names: Annotated[list[TensorName], Field(min_length=1, max_length=MOST_TENSORS), FailFast()]
     dtype_names: Annotated[list[DtypeName], Field(max_length=MOST_TENSORS), FailFast()]
     shapes: Annotated[list[Shape], Field(max_length=MOST_TENSORS), FailFast()]
+    # vLLM 0.23 says of every update whether it is of whole tensors (weight_transfer/base.py); only those are taken.
+    update_kind: Literal["dense"] = "dense"
+    num_updates_list: None = None
 
     @model_validator(mode="after")
     def _one_of_each(self) -> Self:

@@ -10,29 +10,26 @@ import json
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch_npu  # noqa: F401 - before vLLM's module binds reduce_tensor, as on an NPU
 from torch_npu.multiprocessing.reductions import readers
-from vllm.distributed.weight_transfer.base import WeightSource
-from vllm.distributed.weight_transfer.clients import _json_safe_update_info
-from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
-from vllm_ascend.distributed.weight_transfer.npu_ipc_engine import npu_generate_uuid
 
 from rollfleet_trainer.client import GuardClient
 from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target
 from rollfleet_trainer.ipc import IpcSender
+from tests.contract import ipc_trainers
 from tests.contract.pusher import tensors_of
 
 
 class Pickling(GuardClient):
-    """Bodies as vLLM's HTTPVLLMWeightSyncClient makes them, with the token that it lacks."""
+    """Bodies as vLLM's own HTTP client makes them (0.27: HTTPVLLMWeightSyncClient, 0.23: _do_send), with our token."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        super().update_weights(_json_safe_update_info(update_info))
+        pickled = base64.b64encode(pickle.dumps(update_info["ipc_handles"])).decode()
+        super().update_weights({**update_info, "ipc_handles": None, "ipc_handles_pickled": pickled})
 
 
 class Canary:
@@ -53,31 +50,6 @@ class Hostile(Pickling):
     def update_weights(self, update_info: dict[str, Any]) -> None:
         pickled = base64.b64encode(pickle.dumps([Canary(self.canary)])).decode()
         super().update_weights(update_info | {"ipc_handles": None, "ipc_handles_pickled": pickled})
-
-
-class Source(WeightSource):
-    """A checkpoint's tensors."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def metadata(self) -> list[Any]:
-        raise TypeError("ipc asks for none")
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._tensors.items()
-
-
-class TheirTrainer(IPCTrainerWeightTransferEngine):
-    """vLLM's, with what vLLM-Ascend changes of it: the NPU's name and how the device is waited for."""
-
-    def __init__(self, *, client: Any, source: Any, is_sender: bool = True, **_: Any) -> None:
-        self.client, self.source, self.is_sender, self.packed = client, source, is_sender, False
-        self.gpu_uuid = npu_generate_uuid()
-
-    @staticmethod
-    def _post_send_sync() -> None:
-        torch.npu.current_stream().synchronize()
 
 
 CLIENTS = {"pickled": Pickling, "hostile": Hostile}
@@ -110,8 +82,7 @@ def push(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _send(settings: Mapping[str, Any], how: str, client: GuardClient) -> dict[str, Any]:
     tensors = tensors_of(settings)
     if how != "sender":
-        engine = TheirTrainer.trainer_init(IPCTrainerInitInfo(rank=0), client=client, source=Source(tensors))
-        engine.send_weights()
+        ipc_trainers.send(client, tensors)
         return {}
     target = Target(client, settings["rankOffset"], settings["workers"])
     with IpcSender([target], buffer_bytes=settings.get("bufferBytes", 1 << 16)) as sender:

@@ -18,10 +18,10 @@ from rollfleet_protocol.state import DigestSource, WeightsState
 from tests.contract.client import Client, held, operation_of
 from tests.contract.conftest import MS_PER_TOKEN, SIMULATOR, run_engine
 from tests.contract.models import SimulatedModels
-from tests.contract.process import ROOT, EngineProcess, Kind, Site, simulator
+from tests.contract.process import EngineProcess, Kind, Site, simulator
 from tests.contract.trainer import Trainer
+from tests.support.stand_in import stand_in
 
-STAND_IN = ROOT / "tests" / "support" / "ascend"
 LOG = "ROLLFLEET_TEST_HCCL_LOG"
 
 
@@ -56,7 +56,7 @@ def pushed(site: Site, simulated: SimulatedModels, logs: Path) -> Iterator[Engin
     python = str(venv / "bin" / "python")
     environ = {"ROLLFLEET_ENGINE": SIMULATOR, "ROLLFLEET_SIMULATOR_TOKEN_MS": MS_PER_TOKEN, LOG: str(logs / "engine")}
     yield from run_engine(
-        Kind(SIMULATOR, environ, (STAND_IN,)),
+        Kind(SIMULATOR, environ, stand_in()),
         site,
         "pushed-hccl",
         simulated.folder(0),

@@ -20,11 +20,11 @@ from rollfleet_protocol.state import DigestSource, WeightsState
 from tests.contract.client import held, operation_of
 from tests.contract.conftest import MS_PER_TOKEN, SIMULATOR, run_engine
 from tests.contract.models import Models, SimulatedModels
-from tests.contract.process import ROOT, EngineProcess, Kind, Site, simulator
+from tests.contract.process import EngineProcess, Kind, Site, simulator
 from tests.contract.trainer import SUBJECT, Trainer
+from tests.support.stand_in import stand_in
 from tests.unit.weights.test_ipc_handles import handle
 
-STAND_IN = ROOT / "tests" / "support" / "ascend"
 PUSHER = "tests.contract.ipc_pusher"
 COLOCATED = {"mode": "Colocated", "sleepMode": True}
 EVENT = base64.b64encode(bytes(range(64))).decode()  # one of the stand-in that has come
@@ -49,7 +49,7 @@ def engine_of(site: Site, models: Models, name: str, **transfer: Any) -> Iterato
         return simulator(config, python=python)
 
     changes = COLOCATED | {"weightTransfer": {"backend": "ipc"} | transfer}
-    kind = Kind(SIMULATOR, environ, (STAND_IN,))
+    kind = Kind(SIMULATOR, environ, stand_in())
     yield from run_engine(kind, site, name, models.folder(0), models, command=command, **changes)
 
 

@@ -21,8 +21,8 @@ from tests.contract.models import SimulatedModels
 from tests.contract.process import ROOT, EngineProcess, Kind, Site, free_ports, simulator
 from tests.contract.sdk_scene import Process, Scene
 from tests.contract.trainer import SUBJECT, UID
+from tests.support.stand_in import stand_in
 
-STAND_IN = ROOT / "tests" / "support" / "ascend"
 SCRIPT = ROOT / "examples" / "push" / "trainer.py"
 ENGINES = 2
 BACKENDS = ("gloo", "shm", "hccl", "ipc")
@@ -47,7 +47,7 @@ def engines(backend: str, site: Site, simulated: SimulatedModels) -> Iterator[li
     colocated: dict[str, Any] = {"mode": "Colocated", "sleepMode": True} if backend in ("shm", "ipc") else {}
     made = [
         EngineProcess(
-            Kind(SIMULATOR, {"ROLLFLEET_ENGINE": SIMULATOR}, (STAND_IN,)),
+            Kind(SIMULATOR, {"ROLLFLEET_ENGINE": SIMULATOR}, stand_in()),
             site,
             f"push-example-{backend}-{place}",
             simulated.folder(0),
@@ -93,7 +93,7 @@ class ExampleScene(Scene):
 @pytest.fixture
 def scene(backend: str, engines: list[EngineProcess], site: Site, simulated: SimulatedModels) -> Iterator[ExampleScene]:
     # ipc's stand-in takes a class from vLLM, which would log to the answers
-    process = Process("tests.contract.push_example_process", STAND_IN, VLLM_CONFIGURE_LOGGING="0")
+    process = Process("tests.contract.push_example_process", *stand_in(), VLLM_CONFIGURE_LOGGING="0")
     one = ExampleScene(backend, process, engines, site, simulated)
     one.open()
     yield one

@@ -10,12 +10,13 @@ import pytest
 
 from devtools import vllm_venv
 from devtools.tiny_models import ROOT, source_path
+from tests.support.stand_in import stand_in
 from tests.support.vllm_engine import CallError, VllmEngine
 from tests.vllm.conftest import assert_serves
 from tests.vllm.test_failures import recover_with
 from tests.vllm.test_workers import ONE_CORE_EACH, WORKERS
 
-STAND_IN = ROOT / "tests" / "support" / "ascend"
+STAND_IN = ":".join((source_path(), *map(str, stand_in())))
 DEADLINE_S = 2.0  # as in hccl_scenes.py
 LATE_S = 1.5  # of a machine that has other work
 
@@ -24,7 +25,7 @@ def scene(name: str, folder: Path) -> list[str]:
     """What it printed."""
     command = [str(vllm_venv.ensure() / "bin" / "python"), "-m", "tests.vllm.hccl_scenes", name]
     environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{source_path()}:{STAND_IN}",
+        "PYTHONPATH": f"{ROOT}:{STAND_IN}",
         "ROLLFLEET_TEST_HCCL_LOG": str(folder / "log"),
     }
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -83,7 +84,7 @@ def test_ranks_beyond_the_group_and_a_library_that_is_not_there_are_told(tmp_pat
 def test_c17_a_push_reaches_every_worker_under_its_own_rank(models: Path, tmp_path: Path) -> None:
     """Two workers are ranks 1 and 2 of a group of three; what one lacks is told with its number."""
     log = tmp_path / "hccl"
-    environment = ONE_CORE_EACH | {"PYTHONPATH": f"{source_path()}:{STAND_IN}", "ROLLFLEET_TEST_HCCL_LOG": str(log)}
+    environment = ONE_CORE_EACH | {"PYTHONPATH": STAND_IN, "ROLLFLEET_TEST_HCCL_LOG": str(log)}
     with VllmEngine(models / "base", tmp_path / "vllm.log", environment, tensor_parallel_size=WORKERS) as engine:
         for version in (1, 2):
             engine.call("pause")

@@ -12,10 +12,11 @@ import pytest
 
 from devtools import vllm_venv
 from devtools.tiny_models import ROOT, source_path
+from tests.support.stand_in import stand_in
 from tests.support.vllm_engine import CallError, VllmEngine
 from tests.vllm.conftest import assert_serves
 
-STAND_IN = f"{source_path()}:{ROOT / 'tests' / 'support' / 'ascend'}"
+STAND_IN = ":".join((source_path(), *map(str, stand_in())))
 
 
 def test_real_layers_take_what_came_by_ipc(models: Path, tmp_path: Path) -> None:

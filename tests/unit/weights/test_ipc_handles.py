@@ -204,13 +204,13 @@ def test_a_dimension_of_one_may_have_any_stride() -> None:
 def test_a_buffer_s_tensors_follow_each_other() -> None:
     found = IpcUpdate.model_validate(update())
     (region,) = found.regions(NPU)
-    assert (found.packed, region.start, region.sizes, region.nbytes) == (True, 0, (24, 5), 29)
+    assert (found.of_one_buffer, region.start, region.sizes, region.nbytes) == (True, 0, (24, 5), 29)
 
 
 def test_tensors_of_their_own_are_regions_of_their_own() -> None:
     each = [{NPU: handle()}, {NPU: encoded(arguments((5,), "uint8", tensor_offset=3, storage_size_bytes=8))}]
     found = IpcUpdate.model_validate(update(ipc_handles=each, tensor_sizes=None))
-    assert not found.packed
+    assert not found.of_one_buffer
     assert [(region.start, region.sizes) for region in found.regions(NPU)] == [(0, (24,)), (3, (5,))]
 
 
@@ -235,12 +235,20 @@ def test_tensors_of_their_own_are_regions_of_their_own() -> None:
         ({"tensor_sizes": None}, "tensor_sizes: are missing"),
         ({"tensor_sizes": [24, 6]}, "tensor_sizes are not those"),
         ({"tensor_sizes": [29]}, "tensor_sizes are not those"),
-        ({"packed": True}, "unknown fields: packed"),
+        ({"packed": False}, "packed: is false, and ipc_handles are otherwise"),
+        ({"update_kind": "sparse_flat"}, "update_kind"),
+        ({"num_updates_list": [1]}, "num_updates_list"),
+        ({"pack": True}, "unknown fields: pack"),
     ],
 )
 def test_an_update_whose_handles_do_not_fit_its_tensors_is_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         IpcUpdate.model_validate(update(**change))
+
+
+def test_what_vllm_of_0_23_says_besides_is_understood() -> None:
+    besides = {"update_kind": "dense", "num_updates_list": None, "packed": True, "ipc_handles_pickled": None}
+    assert IpcUpdate.model_validate(update(**besides)).tensors
 
 
 def test_a_worker_on_another_npu_is_told_both() -> None:

@@ -58,8 +58,8 @@ class IpcBackend:
         update, ends = IpcUpdate.model_validate(info), time.monotonic() + deadline_s
         if update.ipc_handles_pickled is not None:
             update = _read(update)
-        if update.packed != joined.packed:
-            form = "one buffer" if update.packed else "a tensor each"
+        if update.packed is None and update.of_one_buffer != joined.packed:
+            form = "one buffer" if update.of_one_buffer else "a tensor each"
             raise PushError(f"ipc: init said packed {joined.packed}, and the handles are of {form}")
         metas, done = update.tensors(), 0
         for region in _regions(update):
