@@ -115,7 +115,8 @@ class Driver:
         return await self.engine.collective_rpc(method, args=tuple(arguments))
 
     async def weight_version(self) -> Any:
-        return await self.engine.get_weight_version()
+        """vLLM 0.23 keeps none."""
+        return await self.engine.get_weight_version() if hasattr(self.engine, "get_weight_version") else "none kept"
 
     async def probe(self, tokens: list[int]) -> Any:
         (logprobs,) = await self.adapter.probe(tuple(tokens), DEADLINE_S)
