@@ -21,6 +21,7 @@ from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target, settle
 from rollfleet_trainer.sender import Sender, first_line
 from rollfleet_trainer.tensors import Bytes, Sent, listed, nbytes, raw_bytes
+from rollfleet_transport.gloo import group_of
 
 BUFFERS = 2
 DRAIN_S = 5.0
@@ -75,7 +76,7 @@ class GlooSender(Sender):
 
         def form() -> None:
             try:
-                forming.set_result(dist.ProcessGroupGloo(store, 0, size, timeout))
+                forming.set_result(group_of(store, 0, size, timeout, self._address))
             except RuntimeError as error:
                 forming.set_exception(error)
 

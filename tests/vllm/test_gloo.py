@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -52,3 +53,22 @@ def test_workers_that_hang_again_and_again_keep_so_many_threads_and_no_more() ->
     *hanging, (_, last) = silent_store("again")
     assert all("no answer within 0.2 s" in words for _, words in hanging)
     assert "restart the engine" in last
+
+
+def addresses_of(*wanted: str, **environ: str) -> list[str]:
+    """At which ranks that want these listen."""
+    command = [str(vllm_venv.ensure() / "bin" / "python"), "-m", "tests.vllm.listeners", *wanted]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{source_path()}"} | environ
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    found: list[str] = json.loads(ended.stdout)
+    return found
+
+
+def test_ranks_listen_where_they_are_reached_and_not_at_what_their_host_s_name_means() -> None:
+    assert addresses_of("127.0.0.2", "127.0.0.3") == ["127.0.0.2", "127.0.0.3"]
+
+
+def test_torch_s_own_variable_and_an_address_of_another_machine_leave_it_to_torch() -> None:
+    assert addresses_of("127.0.0.2", "127.0.0.3", GLOO_SOCKET_IFNAME="lo") == ["127.0.0.1"]
+    assert len(addresses_of("192.0.2.1", "192.0.2.1")) == 1  # kept free for documents

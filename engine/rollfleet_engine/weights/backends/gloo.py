@@ -29,6 +29,7 @@ from rollfleet_engine.weights.backends.hanging import HangingError, within
 from rollfleet_engine.weights.errors import PushError
 from rollfleet_protocol.pushes import LONGEST_WORDS, TRAINER_ERROR_KEY, GlooInit, GlooUpdate, TensorMeta, pieces
 from rollfleet_protocol.words import visible
+from rollfleet_transport.gloo import group_of, own_address
 
 BUFFERS = 2
 DRAIN_S = 5.0
@@ -44,7 +45,8 @@ class _Group:
         left = timedelta(seconds=max(0.5, deadline_s / 4))
         self.wanted = wanted
         self.store = dist.TCPStore(wanted.master_address, wanted.master_port, wanted.world_size, False, left)
-        self.group: Any = dist.ProcessGroupGloo(self.store, rank, wanted.world_size, left)
+        here = own_address(wanted.master_address, wanted.master_port)
+        self.group: Any = group_of(self.store, rank, wanted.world_size, left, here)
 
     def broadcast(self, buffer: torch.Tensor, seconds: float) -> Any:
         """Begin to receive from the trainer."""
@@ -87,7 +89,7 @@ class GlooBackend:
         rank = rank_of("gloo", wanted, seat)
         try:
             self._joined = within(deadline_s, "rollfleet-gloo-join", lambda: _Group(wanted, rank, deadline_s))
-        except (RuntimeError, HangingError) as error:
+        except (RuntimeError, OSError, HangingError) as error:
             where = f"{wanted.master_address}:{wanted.master_port}"
             raise PushError(
                 f"gloo: rank {rank} of {wanted.world_size} cannot join at {where}: {_first(error)}"
