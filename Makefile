@@ -77,7 +77,7 @@ check-rlconfig: setup ## compare what we know of rl_config with a checkout's own
 .PHONY: check-ascend
 check-ascend: setup ## compare what our backends rely on with a checkout, and push by its own code: VLLM_ASCEND=PATH [TORCH_NPU=PATH]
 	@$(BIN)/python -m devtools.check_ascend "$(or $(VLLM_ASCEND),$(error set VLLM_ASCEND to a checkout of vllm-ascend))" $(if $(TORCH_NPU),--torch-npu "$(TORCH_NPU)")
-	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/vllm/test_hccl.py tests/vllm/test_ipc.py -q
+	@VLLM_ASCEND="$(abspath $(VLLM_ASCEND))" $(PYTEST) tests/contract/test_hccl.py tests/vllm/test_hccl.py tests/vllm/test_ipc.py -q
 
 .PHONY: check-rlconfig-023
 check-rlconfig-023: setup ## the same with vLLM-Ascend 0.23.0.post1, which has no rl_config, and what of an update it does itself; fetched once

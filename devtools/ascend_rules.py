@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 WRAPPER = "vllm_ascend/distributed/device_communicators/pyhccl_wrapper.py"
 PACKED = "vllm_ascend/distributed/weight_transfer/packed_tensor.py"
+HCCL = "vllm_ascend/distributed/weight_transfer/hccl_engine.py"
 IPC = "vllm_ascend/distributed/weight_transfer/npu_ipc_engine.py"
 REGISTER = "vllm_ascend/distributed/weight_transfer/__init__.py"
 
@@ -70,6 +71,17 @@ RULES = (
             "group.broadcast(packed_tensors[buffer_idx], src=src)",
             "tensor_size = math.prod(shape) * dtype.itemsize",
             "torch.empty(packing_tensor_sizes[buffer_idx], dtype=torch.uint8, device='npu')",
+        ),
+    ),
+    Rule(
+        HCCL,
+        "HCCLWeightTransferEngine.trainer_send_weights",
+        "a trainer's own call of it sends over our group (HcclSender.communicator)",
+        arguments=("iterator", "trainer_args"),
+        holds=(
+            "HCCLTrainerSendWeightsArgs(**trainer_args)",
+            "packed_broadcast_producer(iterator=iterator, group=args.group, src=args.src",
+            "buffer_size_bytes=args.packed_buffer_size_bytes, num_buffers=args.packed_num_buffers)",
         ),
     ),
     Rule(

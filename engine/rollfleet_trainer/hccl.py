@@ -84,10 +84,18 @@ class HcclSender(Sender):
     def _joined(self) -> bool:
         return self._group is not None
 
-    def _send(self, tensors: Mapping[str, torch.Tensor], sent: Sent) -> None:
-        group = self._group
-        if group is None:
+    @property
+    def communicator(self) -> Communicator:
+        """The group, for vLLM-Ascend's HCCLWeightTransferEngine.trainer_send_weights with packed=True.
+
+        It stands where what their trainer_init makes would. TransferError before init, and after a failure.
+        """
+        if self._group is None:
             raise TransferError("there is no group: init comes first")
+        return self._group
+
+    def _send(self, tensors: Mapping[str, torch.Tensor], sent: Sent) -> None:
+        group = self.communicator
         settings = {
             "packed": True,
             "packed_buffer_size_bytes": self._buffer_bytes,

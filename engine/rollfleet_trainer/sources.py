@@ -151,12 +151,19 @@ class DigestedSource:
         self._tick = tick
 
     def metadata(self) -> list[Any]:
-        """Name, dtype and full shape of every tensor, without gathering one."""
-        metadata = getattr(self._given, "metadata", None)
-        if callable(metadata):
-            return list(metadata())
+        """Name, dtype and full shape of every tensor, without gathering one. NotPossible for what tells none."""
         given = self._given
-        pairs = given.named_parameters() if isinstance(given, torch.nn.Module) else getattr(given, "items", tuple)()
+        if isinstance(given, torch.nn.Module):
+            pairs: Iterable[Pair] = given.named_parameters()
+        elif isinstance(given, Mapping):
+            pairs = given.items()
+        elif callable(metadata := getattr(given, "metadata", None)):
+            return list(metadata())
+        else:
+            raise NotPossible(
+                f"source: of a {type(given).__name__} nobody knows beforehand which tensors come: give a module, a "
+                "mapping, or a WeightSource with metadata()"
+            )
         return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pairs]
 
     def __iter__(self) -> Iterator[Pair]:

@@ -9,7 +9,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from rollfleet_trainer.client import GuardClient
 from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target
 from rollfleet_trainer.gloo import GlooSender
+from rollfleet_trainer.looks import Seat
+from rollfleet_trainer.push import Door, Push
 from rollfleet_trainer.sender import Sender
 from rollfleet_trainer.shm import ShmSender
 
@@ -106,12 +110,41 @@ def _push_anew(settings: Mapping[str, Any], kept: str) -> dict[str, Any]:
     if kept:
         KEPT[kept] = sender
     try:
+        if settings.get("helper"):
+            return _sent_by_their_helper(settings, client)
         sender.init()
         return {"digest": sender.send(tensors_of(settings), settings.get("label"))}
     finally:
         if not kept:
             sender.close()
             client.close()
+
+
+def _sent_by_their_helper(settings: Mapping[str, Any], client: GuardClient) -> dict[str, Any]:
+    """As docs/trainer.md has it: the group is ours, what sends is vLLM-Ascend's static function."""
+    from vllm_ascend.distributed.weight_transfer.hccl_engine import HCCLWeightTransferEngine  # noqa: PLC0415
+
+    from rollfleet_trainer.hccl import HcclSender  # noqa: PLC0415 - with the stand-in on the path only
+
+    seat = Seat("engine-0", "", "", settings["url"], settings["rankOffset"], settings["workers"])
+    u = Push(int(settings["label"]), [seat], [Door(client)], settings.get("group", ""), lambda: None)
+    buffers = {"packed": True, "packed_buffer_size_bytes": 1 << 12}
+    with closing(u), HcclSender([u.as_target], group=u.group, timeout_s=20) as sender:
+        sender.init()
+        source = u.source(tensors_of(settings))
+        u.start_weight_update()
+        with ThreadPoolExecutor(1) as beside:
+            receiving = beside.submit(u.update_weights, described(source.metadata()) | buffers)
+            HCCLWeightTransferEngine.trainer_send_weights(iter(source), {"group": sender.communicator, **buffers})
+            receiving.result()
+        u.finish_weight_update()
+    return {"digest": u._digest}
+
+
+def described(metadata: Iterable[Any]) -> dict[str, Any]:
+    """vLLM's ParamMeta, as update_weights takes it."""
+    rows = [(each.name, str(each.dtype).removeprefix("torch."), list(each.shape)) for each in metadata]
+    return dict(zip(("names", "dtype_names", "shapes"), map(list, zip(*rows, strict=True)), strict=True))
 
 
 def sender_of(settings: Mapping[str, Any], target: Target) -> Sender:

@@ -136,6 +136,8 @@ class Trainer:
         def begun() -> Update:
             begun_update = self.fleet.begin(order.get("version"))
             with begun_update as push:
+                if order["form"] == "iterator":
+                    push.source(gathered(order)).metadata()
                 send_by_vllm(push, tensors_of(order), digested=order["digested"])
             assert begun_update.update is not None
             return begun_update.update

@@ -136,6 +136,18 @@ def test_a_group_is_formed_once_and_anew_after_a_failure_and_nobody_keeps_an_old
     assert sent == left, "a sender that is closed or has failed keeps none"
 
 
+def test_their_own_static_function_sends_over_our_group(
+    trainer: Trainer, reader: Client, simulated: SimulatedModels, trainer_side: Communicators
+):
+    """vLLM-Ascend's HCCLWeightTransferEngine.trainer_send_weights, digested on its way, as docs/trainer.md has it."""
+    state = trainer.update(2, "hccl", helper=True)
+    assert state.transferred is not None
+    assert state.transferred.digest_source is DigestSource.TRAINER
+    serves(reader, simulated, 2)
+    made, destroyed = trainer_side.counts()
+    assert made == destroyed
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

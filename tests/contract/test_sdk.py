@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollfleet_protocol.state import DigestSource, Gate, OperationStatus
+from rollfleet_protocol.state import DigestSource, Gate, OperationStatus, WeightsState
 from rollfleet_trainer.sending import COLLECTIVE_S
 from tests.contract.client import operation_of
 from tests.contract.conftest import SIMULATOR
@@ -203,4 +203,17 @@ def test_vllm_s_own_trainer_classes_drive_a_push(scene: Scene, digested: bool):
     for state in states:
         assert state.transferred is not None
         assert state.transferred.digest_source is expected
+    recover(scene)
+
+
+def test_a_source_whose_tensors_nobody_knows_beforehand_is_refused_and_the_engines_are_told(scene: Scene):
+    scene.open()
+    number = scene.ask(2, "iterator", what="begin", digested=True)
+    states = scene.transferred(number)
+    result = scene.do("result")
+    assert result["type"] == "NotPossible"
+    assert "a generator nobody knows beforehand which tensors come: give a module, a mapping" in result["error"]
+    assert "give a module" in scene.do("lease")["annotations"]["rollfleet.io/sender-message"]
+    for state in states:
+        assert state.weights.state is not WeightsState.UNCERTAIN, "nothing was touched"
     recover(scene)

@@ -1,7 +1,6 @@
 """Each case from the field that this part of the project answers for has a test of its name somewhere.
 
-Cases are failures that users of rollout fleets reported; what each must become here is told by its tests. Those about
-the trainer's own loop come with its SDK.
+Cases are failures that users of rollout fleets reported; what each must become here is told by its tests.
 """
 
 import ast
@@ -16,6 +15,7 @@ CASES = {
     "C01": "a replaced engine answers from the model's own weights",
     "C02": "garbage is served after the weights were dropped in a sleep",
     "C03": "a prompt's prefix is answered from the caches of old weights",
+    "C04": "an engine refuses a step, and its trainer waits in a broadcast for ever",
     "C05": "a router sends to engines that left the serving set",
     "C06": "liveness kills engines that still load",
     "C07": "one broken update blocks every later one",
