@@ -17,6 +17,7 @@ from rollfleet_operator.core.observed import SenderView
 from rollfleet_operator.core.sender import LONGEST_S
 from rollfleet_operator.ports import Manifest
 from rollfleet_operator.runtime.store import key_of, revision
+from rollfleet_protocol.senders import sender_lease
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class SenderStore:
         """Take a newer state of a Lease in. The fleet's key where it says something else than before."""
         metadata = lease["metadata"]
         labels = metadata.get("labels") or {}
-        if labels.get(LABEL_COMPONENT) != COMPONENT_SENDER or not labels.get(LABEL_FLEET):
+        fleet = labels.get(LABEL_FLEET)
+        # Labels are anybody's: who may make Leases of other names could speak for a fleet's trainer by them.
+        if labels.get(LABEL_COMPONENT) != COMPONENT_SENDER or not fleet or metadata["name"] != sender_lease(fleet):
             return None
-        key = key_of(metadata["namespace"], labels[LABEL_FLEET])
+        key = key_of(metadata["namespace"], fleet)
         known = self._known.get(key)
         if deleted:
             return key if self._known.pop(key, None) else None

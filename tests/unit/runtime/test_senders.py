@@ -108,6 +108,17 @@ def test_other_leases_are_not_ours(store: SenderStore) -> None:
     assert store.view(KEY) == SenderView()
 
 
+def test_a_lease_of_another_name_speaks_for_nobody_whatever_its_labels(store: SenderStore) -> None:
+    """Who may make Leases, for an election of its own say, is not who may write the fleet's: RBAC goes by names."""
+    store.told(make_lease(offers=OFFER))
+    forged = make_lease(99, holder="grpo/forged", offers="w-1/2")
+    forged["metadata"]["name"] = "election"
+    assert store.told(forged) is None
+    assert store.told(forged, deleted=True) is None
+    assert store.view(KEY).holder == "grpo/1"
+    assert store.told(make_lease(2, offers="w-1/2")) == KEY, "later words of the real one count"
+
+
 def test_what_a_trainer_writes_is_bounded(store: SenderStore) -> None:
     store.told(make_lease(holder="g" * 10_000, offers="o" * 10_000, **{"sender-message": "m" * 10_000}))
     view = store.view(KEY)
