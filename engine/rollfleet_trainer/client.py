@@ -7,7 +7,6 @@ vLLM's own HTTP client shows no token, trusts no CA of ours and, on an error, ke
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,17 +16,22 @@ import httpx
 from rollfleet_protocol.ipc import plain_handles
 from rollfleet_protocol.pushes import HOLDER_HEADER
 from rollfleet_protocol.refusals import Refusal
-from rollfleet_protocol.words import visible
+from rollfleet_protocol.words import fitted
+from rollfleet_trainer.calls import Sockets, within
 from rollfleet_trainer.errors import RefusedError, TransferError
 
 LONGEST_WORDS = 1000
+LARGEST_ANSWER = 64 << 10  # bytes; a refusal has 4096 characters of words at most
+CONNECT_S = 30.0
+ABORT_S = 10.0  # an abort is taken at once, or by nobody
 
 
 class GuardClient:
     """Keeps vLLM's VLLMWeightSyncClient protocol (distributed/weight_transfer/base.py) towards one guard.
 
     `token` is asked for each call: tokens live 15 minutes. `holder` is the sender's Lease's holderIdentity, where
-    there is one. `timeout_s` bounds each call. Every method raises TransferError with the engine's own words.
+    there is one. `timeout_s` bounds each call, whatever comes of it, and LARGEST_ANSWER what is read of its answer.
+    Every method raises TransferError with the engine's own words.
     """
 
     def __init__(
@@ -45,8 +49,15 @@ class GuardClient:
         self._holder = holder
         self._server_name = server_name
         self.name = name or urlsplit(url).netloc
-        context = ssl.create_default_context(cadata=ca)
-        self._http = httpx.Client(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
+        self._timeout_s = timeout_s
+        self._sockets = Sockets()
+        self._http = httpx.Client(
+            base_url=url,
+            verify=self._sockets.context(ca),
+            timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+        )
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Phase 1: the engine's workers join the trainer's group. Blocks until all have."""
@@ -70,20 +81,31 @@ class GuardClient:
 
     def abort_weight_update(self, reason: str) -> None:
         """In place of the fourth, at any time: the push comes to nothing, and the engine's operator is told why."""
-        self._post("abort_weight_update", {"reason": reason})
+        self._post("abort_weight_update", {"reason": reason}, min(ABORT_S, self._timeout_s))
 
-    def _post(self, route: str, body: dict[str, Any]) -> None:
+    def _post(self, route: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
         headers = {"Authorization": f"Bearer {self._token()}", "Host": self._server_name}
         if self._holder:
             headers[HOLDER_HEADER] = self._holder
+        what, seconds = f"{self.name}: {route}", self._timeout_s if timeout_s is None else timeout_s
+        options = {"sni_hostname": self._server_name}
         try:
-            answer = self._http.post(
-                f"/{route}", json=body, headers=headers, extensions={"sni_hostname": self._server_name}
-            )
+            with (
+                within(seconds),
+                self._http.stream("POST", f"/{route}", json=body, headers=headers, extensions=options) as answer,
+            ):
+                content = _content(answer, what)
+        except httpx.TimeoutException as error:
+            told = f"{what}: {type(error).__name__}: {error}, of the {seconds:g} s that the call may take"
+            raise TransferError(told) from error
         except httpx.HTTPError as error:
-            raise TransferError(f"{self.name}: {route}: {type(error).__name__}: {error}") from error
-        if answer.status_code != 200:
-            raise _refused(f"{self.name}: {route}", answer)
+            raise TransferError(f"{what}: {type(error).__name__}: {error}") from error
+        if answer.status_code != httpx.codes.OK:
+            raise _refused(what, answer.status_code, content)
+
+    def cut(self) -> None:
+        """End the calls that run, from any thread; later ones fail too."""
+        self._sockets.cut()
 
     def close(self) -> None:
         """Let go of connections."""
@@ -96,10 +118,20 @@ def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
     return found | {"ipc_handles": plain_handles(found["ipc_handles"])} if "ipc_handles" in found else found
 
 
-def _refused(what: str, answer: httpx.Response) -> TransferError:
+def _content(answer: httpx.Response, what: str) -> bytes:
+    found = bytearray()
+    for piece in answer.iter_raw():
+        found += piece
+        if len(found) > LARGEST_ANSWER:
+            raise TransferError(f"{what}: HTTP {answer.status_code}: the answer has more than {LARGEST_ANSWER} bytes")
+    return bytes(found)
+
+
+def _refused(what: str, status: int, content: bytes) -> TransferError:
     """With what the engine said, fit to be shown."""
     try:
-        error = Refusal.model_validate_json(answer.content).error
+        error = Refusal.model_validate_json(content).error
     except ValueError:
-        return TransferError(f"{what}: HTTP {answer.status_code}: {visible(answer.text[:LONGEST_WORDS])}")
+        words = content[: 4 * LONGEST_WORDS].decode(errors="replace")
+        return TransferError(f"{what}: HTTP {status}: {fitted(words, LONGEST_WORDS)}")
     return RefusedError(f"{what}: {error.message}", error.reason)

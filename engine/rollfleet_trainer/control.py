@@ -281,7 +281,8 @@ class Control:
     def stop(self, why: Exception) -> None:
         """Whoever waits or sends for this update raises this."""
         self._stopped = why
-        self._background.loop.call_soon_threadsafe(self._changed.set)
+        if not self._background.is_closed:
+            self._background.loop.call_soon_threadsafe(self._changed.set)
 
     async def _follow(self, api: ApiServer, asked: Asked) -> None:
         pause_s = AGAIN_S

@@ -6,6 +6,7 @@ The engines' doors open a moment after the operator has told that all are ready:
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 DOORS_S = 15.0  # the operator's Transfer goes out as soon as the status that we see is written
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.25
+WATCH_S = 0.5  # between looks whether this process may still send
+PARTING_S = 5.0  # for guards to say themselves that the attempt has ended
 
 
 def group_name(holder: str, seats: Sequence[Seat]) -> str:
@@ -97,10 +100,19 @@ class Push:
 
     Calls block until every engine has answered, and raise TransferError with the words of all that failed, each with
     its pod and phase; SenderLost and Superseded where this process must not send any more.
+
+    `cut` ends the calls that run. It is called where this process must not send any more and engines still have not
+    answered: nobody waits for one whose node is gone until a deadline that was the attempt's before.
     """
 
     def __init__(
-        self, version: int, seats: Sequence[Seat], doors: Sequence[Door], group: str, may_send: Callable[[], None]
+        self,
+        version: int,
+        seats: Sequence[Seat],
+        doors: Sequence[Door],
+        group: str,
+        may_send: Callable[[], None],
+        cut: Callable[[], None] | None = None,
     ) -> None:
         self.version = version
         self.group = group  # changes with every process that takes part
@@ -115,8 +127,20 @@ class Push:
             Target(door, seat.rank_offset, seat.world_size) for door, seat in zip(doors, seats, strict=True)
         )
         self._fan = FanOut(self.doors)
+        self._closed = threading.Event()
         for door in doors:
             door.enter(self)
+        if cut is not None:
+            threading.Thread(target=self._watch, args=(cut,), name="rollfleet-push-watch", daemon=True).start()
+
+    def _watch(self, cut: Callable[[], None]) -> None:
+        while not self._closed.wait(WATCH_S):
+            try:
+                self.check()
+            except Exception:  # noqa: BLE001 - whatever ended the update: the caller's own by `stop`, too
+                if not self._closed.wait(PARTING_S) and not self.finished:
+                    cut()
+                return
 
     @property
     def world_size(self) -> int:
@@ -183,4 +207,5 @@ class Push:
 
     def close(self) -> None:
         """End the threads."""
+        self._closed.set()
         self._fan.close()

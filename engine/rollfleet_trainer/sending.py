@@ -91,7 +91,11 @@ class Line:
 
     def begin(self, version: int, may_send: Callable[[], None]) -> Push:
         """A push over this line."""
-        return Push(version, self._seats, self._doors, self.group, may_send)
+        return Push(version, self._seats, self._doors, self.group, may_send, self._cut)
+
+    def _cut(self) -> None:
+        for guard in self._guards:
+            guard.cut()
 
     def send(self, push: Push, tensors: Iterator[Weighed], part_bytes: int, progress: Callable[[int], None]) -> str:
         """All of them, in parts. Returns their digest; after an error the line is of no use any more."""

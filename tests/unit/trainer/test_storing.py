@@ -208,6 +208,11 @@ def test_other_ranks_are_told_before_they_gather_what_cannot_be(trainer: Rollout
     assert "rank 0: ValueError: within" in str(error)
 
 
+def test_closing_twice_is_harmless(trainer: RolloutFleet):
+    trainer.blocking.close()
+    trainer.blocking.close()
+
+
 def test_what_the_caller_s_progress_raises_ends_it(trainer: RolloutFleet, weights: Arrays, root: Path):
     def full(_tensors: int, _nbytes: int) -> None:
         raise PublishError("enough")
