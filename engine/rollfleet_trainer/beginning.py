@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ class Beginning:
         driver = self._fleet._driver
         if driver is None:
             raise NotPossible("begin is for rank 0; the others only go through the weights with it")
+        self._fleet._require_open()
         if not self._fleet._busy.acquire(blocking=False):
             raise NotPossible("this object is busy with an update or a publication: one at a time")
         try:
@@ -36,7 +38,7 @@ class Beginning:
         return self._push
 
     def __exit__(self, _type: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        driver, push = self._fleet._driver, self._push
+        driver, push, self._push = self._fleet._driver, self._push, None
         if driver is None or push is None:
             return
         try:
@@ -45,7 +47,11 @@ class Beginning:
             self._fleet._busy.release()
 
     async def __aenter__(self) -> Push:
-        return await self._fleet._in_thread(self.__enter__, self._fleet._stop_update)
+        try:
+            return await self._fleet._in_thread(self.__enter__, self._fleet._stop_update)
+        except asyncio.CancelledError as error:
+            await self.__aexit__(type(error), error, None)  # it may have begun just then, and nobody else would end it
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

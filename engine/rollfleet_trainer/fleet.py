@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from rollfleet_trainer.publishing import Tensors
 from rollfleet_trainer.ranks import Alone, ProcessGroupRanks, Ranks, follow
 from rollfleet_trainer.retention import Retained
 from rollfleet_trainer.sampling import FleetRollouts, Versions
-from rollfleet_trainer.storing import Store
+from rollfleet_trainer.storing import CHECKPOINTS_VARIABLE, Store
 from rollfleet_trainer.updates import OnProgress, Update
 from rollfleet_trainer.versions import Wish
 
@@ -52,7 +53,8 @@ class RolloutFleet:
     fleet's only trainer. wait_s: how long a live other trainer is waited for. address: this process's, as engines reach
     it; else $POD_IP, or found by the way to them. process_group: of torch.distributed, with all ranks of a sharded
     trainer; then `update` and `publish` are called on all of them. part_bytes: of gathered tensors held at once.
-    checkpoints: where the fleet's volumes.checkpoints is mounted here, for `publish` and `retain`.
+    checkpoints: where the fleet's volumes.checkpoints is mounted here, for `publish` and `retain`; else
+    $ROLLFLEET_CHECKPOINTS.
 
     The fleet's sender Lease is taken with the first update and kept until `close`: one trainer at a time.
     """
@@ -77,6 +79,7 @@ class RolloutFleet:
             raise NotPossible(f"lease_duration_s is {lease_duration_s}: {SHORTEST_LEASE_S} to {LONGEST_LEASE_S}")
         self._ranks: Ranks = Alone() if process_group is None else ProcessGroupRanks(process_group)
         self._busy = threading.Lock()
+        self._closed = False
         self._versions = Versions()
         self._driver: Driver | None = None
         self._store: Store | None = None
@@ -92,7 +95,7 @@ class RolloutFleet:
                 lease_duration_s=lease_duration_s,
             )
             self._driver = Driver(background, control, self._ranks, address, wait_s, part_bytes, self._versions.tell)
-            root = None if checkpoints is None else Path(checkpoints)
+            root = _path(checkpoints or os.environ.get(CHECKPOINTS_VARIABLE) or None)
             self._store = Store(background, control, self._ranks, root)
         self.blocking = BlockingFleet(self)
         atexit.register(self._close)
@@ -261,6 +264,7 @@ class RolloutFleet:
             if on_progress is not None:
                 on_progress(tensors, nbytes)
 
+        self._require_open()
         with self._alone() if self._ranks.size > 1 else nullcontext():
             if self._store is None:
                 from rollfleet_trainer.sources import Weights  # noqa: PLC0415 - needs torch
@@ -281,8 +285,13 @@ class RolloutFleet:
             raise NotPossible("rank 0 alone looks at the cluster: give endpoints and model on the others")
         return self._driver.serves_at()
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NotPossible("this object was closed: make a new one")
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
+        self._require_open()
         if not self._busy.acquire(blocking=False):
             raise NotPossible("this object is busy with an update or a publication: one at a time")
         try:
@@ -292,6 +301,7 @@ class RolloutFleet:
 
     async def _in_thread(self, call: Callable[[], T], stop: Callable[[], None], *, apart: bool = False) -> T:
         """In the thread that sends, on the caller's device, or apart. Who is cancelled ends the call first."""
+        self._require_open()
         loop = asyncio.get_running_loop()
         if apart:
             running = loop.run_in_executor(None, call)
@@ -309,6 +319,9 @@ class RolloutFleet:
         self.stop(SenderLost("the caller of update was cancelled"))
 
     def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         atexit.unregister(self._close)
         self._worker.shutdown(wait=False)
         if self._driver is None:

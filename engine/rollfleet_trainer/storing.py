@@ -18,7 +18,11 @@ from rollfleet_trainer.retention import Retained, retain
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import Given
 
-NO_ROOT = "where is the fleet's volumes.checkpoints mounted here? RolloutFleet(..., checkpoints=) says so, or root="
+CHECKPOINTS_VARIABLE = "ROLLFLEET_CHECKPOINTS"
+NO_ROOT = (
+    "where is the fleet's volumes.checkpoints mounted here? RolloutFleet(..., checkpoints=) says so, or "
+    f"${CHECKPOINTS_VARIABLE}, or root="
+)
 
 
 class Store:

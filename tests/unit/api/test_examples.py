@@ -105,6 +105,19 @@ def test_a_trainer_may_push_to_its_fleet_by_a_command_that_its_script_takes(fold
     assert given["--checkpoints"] in mounted
 
 
+def test_the_training_loop_has_the_rights_of_the_page_and_the_label_of_the_fleet_s_own_policy() -> None:
+    """A policy of its own for the control port would leave the ports closed by which ranks of gloo find each other."""
+    folder = EXAMPLES / "training"
+    found = {doc["kind"]: doc for doc in yaml.safe_load_all((folder / "rbac.yaml").read_text())}
+    fleet = yaml.safe_load((folder / "rolloutengine.yaml").read_text())
+    name, account = fleet["metadata"]["name"], found["ServiceAccount"]["metadata"]["name"]
+    assert set(found) == {"ServiceAccount", "Role", "RoleBinding"}
+    assert found["Role"]["rules"] == _rights(name)
+    assert found["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert {"serviceAccountName": account} in fleet["spec"]["trainers"]
+    assert f"`{LABEL_TRAINER}: {name}`" in (folder / "README.md").read_text()
+
+
 def test_the_check_sees_a_misspelt_field() -> None:
     document = weight_version("demo", "demo", 1, "step-1", weightTransfer={"backend": "ipc"})
     assert list(unknown_fields(document, SCHEMAS["WeightVersion"])) == [".spec.weightTransfer"]

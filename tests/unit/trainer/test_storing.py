@@ -142,14 +142,41 @@ async def test_a_caller_that_is_cancelled_ends_it_and_leaves_nothing(
 
 
 def test_where_the_volume_is_must_be_said_and_true(weights: Arrays, tmp_path: Path):
-    one = RolloutFleet("rl/qwen")
-    try:
-        with pytest.raises(NotPossible, match="checkpoints="):
-            one.blocking.publish(weights, step=1)
+    with RolloutFleet("rl/qwen").blocking as one:
+        with pytest.raises(NotPossible, match=r"checkpoints=.*\$ROLLFLEET_CHECKPOINTS"):
+            one.publish(weights, step=1)
         with pytest.raises(NotPossible, match=r"is no folder: is the fleet's volumes\.checkpoints mounted"):
-            one.blocking.retain(2, root=tmp_path / "not-mounted")
-    finally:
-        one.blocking.close()
+            one.retain(2, root=tmp_path / "not-mounted")
+
+
+def test_the_environment_says_where_the_volume_is_unless_the_program_does(
+    api: MemoryApi, weights: Arrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    named, told = tmp_path / "named", tmp_path / "told"
+    monkeypatch.setenv("ROLLFLEET_CHECKPOINTS", str(named))
+    for place, options in ((named, {}), (told, {"checkpoints": told})):
+        place.mkdir()
+        with RolloutFleet("rl/qwen", service_account="grpo", **options).blocking as one:
+            assert one._fleet._driver is not None
+            one._fleet._driver.control._api = api  # type: ignore[assignment]
+            assert one.publish(weights, step=1).folder == place / "step-1"
+
+
+async def test_what_is_closed_does_nothing_more_and_says_so(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path
+):
+    await trainer.aclose()
+    await trainer.aclose()
+    trainer.blocking.close()
+    for call in (lambda: trainer.publish(weights, step=1), lambda: trainer.retain(1), trainer.spec):
+        with pytest.raises(NotPossible, match="was closed"):
+            await call()
+    with pytest.raises(NotPossible, match="was closed"), trainer.begin():
+        pass
+    with pytest.raises(NotPossible, match="was closed"):
+        async with trainer.rollouts():
+            pass
+    assert files(root) == []
 
 
 def fill(root: Path, weights: Arrays, steps: int) -> None:
