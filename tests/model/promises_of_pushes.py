@@ -158,7 +158,8 @@ class Pushes:
                 continue
             known, weights = view.state.weights, process.state.weights
             holds = weights.state is WeightsState.VERIFIED and process.resident.rstrip("!") == committed.digest
-            if holds and known == weights and process.state.alive and host.uid in self._api.pods:
+            pod = self._api.pods.get(host.uid)  # one that is being deleted gives nobody what it holds
+            if holds and known == weights and process.state.alive and pod is not None and not pod.deleting:
                 raise BrokenPromise("lost", f"{committed.version} is called lost, and {host.uid} holds it")
 
     def _judge_untouched(self, observed: Observed, decision: Decision) -> None:

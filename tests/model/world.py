@@ -346,6 +346,9 @@ class World(Looks):
             # A pod went while nobody looked: its kubelet must have had its time before anything may change.
             self._ask_for_a_good_one()
             return False
+        if charge.status.phase is Phase.ACTIVE and self._wait_for_weights():
+            self._ask_for_a_good_one()  # who came too late for a push is fed by the next one
+            return False
         return charge.status.phase is Phase.ACTIVE and self._all_serve(charge.spec.version)
 
     def _stay_idle(self) -> None:
