@@ -215,7 +215,9 @@ class Auditor:
         if command.push is not None:
             return process.session is None
         staged = state.staged is not None and state.staged.version == command.version
-        return staged and state.weights.state is not WeightsState.UPDATING
+        ended = state.transferred is not None and state.transferred.epoch == command.epoch
+        has_it = ended and (state.weights.state, state.weights.version) == (WeightsState.LOADED, command.version)
+        return staged and not has_it and state.weights.state is not WeightsState.UPDATING
 
     def _judge_change(self, host: Host, version: int, epoch: int) -> None:
         """Nobody who holds other weights answers, or could by itself, once weights begin to change.
