@@ -12,10 +12,22 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from rollfleet_protocol.refusals import Refusal, RefusalDetail, RefusalReason
+from rollfleet_protocol.refusals import (
+    MINIMUM_HEADER,
+    REQUIRED_HEADER,
+    Refusal,
+    RefusalDetail,
+    RefusalReason,
+)
 from rollfleet_protocol.words import fitted
 from rollfleet_trainer.reading import served_version
-from rollfleet_trainer.rollout_errors import RefusedError, RolloutError, UnansweredError, VersionPassedError
+from rollfleet_trainer.rollout_errors import (
+    BadAnswerError,
+    RefusedError,
+    RolloutError,
+    UnansweredError,
+    VersionPassedError,
+)
 
 LONGEST_WORDS = 1000
 LONGEST_RETRY_AFTER_S = 60.0
@@ -35,6 +47,17 @@ class Demand:
             raise ValueError("version and min_version: one of them")
         if min(self.required or 0, self.minimum or 0) < 0:
             raise ValueError("versions are not negative")
+
+    @property
+    def header(self) -> tuple[str, int] | None:
+        """Name and value, as the engine that admits the request is told it; None: any version may answer."""
+        if self.required is not None:
+            return REQUIRED_HEADER, self.required
+        return None if self.minimum is None else (MINIMUM_HEADER, self.minimum)
+
+    def allows(self, version: int) -> bool:
+        """Whether it may answer."""
+        return self.required in (None, version) and version >= (self.minimum or 0)
 
 
 @dataclass(frozen=True)
@@ -90,8 +113,18 @@ def judge(outcome: Outcome, demand: Demand, where: str, *, resend_unanswered: bo
     if isinstance(outcome, Unanswered):
         return _unanswered(f"{where}: {outcome.why}", resend=resend_unanswered)
     if outcome.status == 200:
-        return Take()
+        return _answered(outcome, demand, where)
     return _refused(outcome, demand, where, resend=resend_unanswered)
+
+
+def _answered(outcome: Answered, demand: Demand, where: str) -> Take | Fail:
+    """A guard answers by no other version than was demanded, if the demand has reached it."""
+    served = served_version(outcome.headers)
+    if demand.header is None or served is None or demand.allows(served):
+        return Take()
+    name, value = demand.header
+    told = f"version {served} answered where {name} is {value}: does something on the way drop that header?"
+    return Fail(BadAnswerError(f"{where}: {told}"))
 
 
 def _refused(outcome: Answered, demand: Demand, where: str, *, resend: bool) -> Wait | Fail:

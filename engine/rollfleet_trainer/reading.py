@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rollfleet_protocol.refusals import ENGINE_HEADER, SPANS_HEADER, WEIGHT_VERSION_HEADER, VersionSpan
 from rollfleet_trainer.asking import CHAT, TOKENS
@@ -15,14 +15,15 @@ from rollfleet_trainer.routing import decode_routed_experts
 from rollfleet_trainer.samples import ABORT, Experts, Segment
 
 _SPANS = TypeAdapter(tuple[VersionSpan, ...])
-_TOKENS = TypeAdapter(tuple[int, ...])
+_TOKENS = TypeAdapter(tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...])
 _LOGPROBS = TypeAdapter(tuple[float, ...])
+LONGEST_VERSION = 19  # digits: an int64
 
 
 def served_version(headers: Mapping[str, str]) -> int | None:
     """The version that an answer speaks of, a refusal's too; None where it says none."""
     told = headers.get(WEIGHT_VERSION_HEADER.lower(), "")
-    return int(told) if told.isascii() and told.isdigit() else None
+    return int(told) if told.isascii() and told.isdigit() and len(told) <= LONGEST_VERSION else None
 
 
 def read_answer(
@@ -39,7 +40,7 @@ def read_answer(
         message = choice["message"] if route == CHAT else None
         routed = choice.get("routed_experts")
         text = _text(route, choice)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         missing = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise BadAnswerError(f"{engine}{route}: the answer is not vLLM's: {missing}") from error
     if told is not None and len(told) != len(tokens):
@@ -58,6 +59,17 @@ def read_answer(
         routed_experts=_routed(routed, len(prompt) + len(tokens), aborted=reason == ABORT),
         engine=headers.get(ENGINE_HEADER.lower()) or engine,
     )
+
+
+def require_asked(segment: Segment, prompt: Sequence[int] | None, most: int, where: str) -> None:
+    """BadAnswerError where it has more tokens than were asked for, or is an answer to another prompt (None: a text)."""
+    if len(segment.tokens) > most:
+        raise BadAnswerError(f"{where}: {len(segment.tokens)} tokens came where {most} were asked for at most")
+    if prompt is not None and segment.prompt_tokens != tuple(prompt):
+        told = (
+            f"a prompt of {len(segment.prompt_tokens)} tokens is answered, not the one of {len(prompt)} that was sent"
+        )
+        raise BadAnswerError(f"{where}: {told}")
 
 
 def _prompt_tokens(route: str, body: dict[str, Any], choice: dict[str, Any]) -> tuple[int, ...]:
@@ -94,7 +106,7 @@ def _versions(headers: Mapping[str, str], tokens: int, where: str) -> tuple[int,
         return tuple(versions)
     try:
         spans = _SPANS.validate_json(told)
-    except ValidationError as error:
+    except ValidationError as error:  # of any depth: pydantic's own parser has a bound
         raise BadAnswerError(f"{where}: {SPANS_HEADER}: {told[:200]!r} cannot be read") from error
     for span in spans:
         (start,) = span.from_token if len(span.from_token) == 1 else (None,)

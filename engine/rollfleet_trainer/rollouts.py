@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from typing import Any, Self
 
 import httpx
 
-from rollfleet_protocol.refusals import MINIMUM_HEADER, REQUIRED_HEADER
+from rollfleet_protocol.words import fitted
+from rollfleet_trainer.answers import BYTES_BESIDE, largest_answer, read_body
 from rollfleet_trainer.asking import CHAT, COMPLETIONS, TOKENS, Ask, OnAbort, body_of
 from rollfleet_trainer.judging import (
     Answered,
@@ -25,8 +27,9 @@ from rollfleet_trainer.judging import (
     judge,
 )
 from rollfleet_trainer.pacing import Pace
-from rollfleet_trainer.reading import read_answer, served_version
+from rollfleet_trainer.reading import read_answer, require_asked, served_version
 from rollfleet_trainer.rollout_errors import (
+    BadAnswerError,
     ClosedError,
     NotServedError,
     OverdueError,
@@ -37,7 +40,9 @@ from rollfleet_trainer.rollout_errors import (
 from rollfleet_trainer.samples import ABORT, LENGTH, Gathered, Sample, Segment
 
 CONNECT_TIMEOUT_S = 10.0
+HEALTH_S = 10.0  # of one look whether a server is up
 RANK_HEADER = "X-data-parallel-rank"
+TRUNCATED = ("truncate_prompt_tokens", "truncation_side")  # a field by which an engine answers a part of the prompt
 
 
 @dataclass
@@ -112,7 +117,8 @@ class Rollouts:
             # A request on an idle connection that the engine closes meanwhile (uvicorn: after 5 s) may be lost, and how
             # long one was idle a trainer whose steps keep its event loop busy cannot tell. So each request has its own.
             limits=httpx.Limits(max_keepalive_connections=0),
-            headers={"Connection": "close"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
+            headers={"Connection": "close", "Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {api_key}"} if api_key else {}),
             trust_env=False,
             transport=transport,
         )
@@ -159,13 +165,14 @@ class Rollouts:
         why = ""
         for endpoint in self._endpoints:
             try:
-                answer = await self._http.get(f"{endpoint.url}/health", timeout=CONNECT_TIMEOUT_S)
-            except httpx.TransportError as error:
+                async with asyncio.timeout(HEALTH_S), self._http.stream("GET", f"{endpoint.url}/health") as answer:
+                    if answer.status_code == httpx.codes.OK:
+                        return ""
+                    words = (await read_body(answer, BYTES_BESIDE)).decode(errors="replace")
+            except (httpx.TransportError, TimeoutError, BadAnswerError) as error:
                 why = f"{endpoint.url}/health: {type(error).__name__}: {error}"
                 continue
-            if answer.status_code == httpx.codes.OK:
-                return ""
-            why = f"{endpoint.url}/health: HTTP {answer.status_code}: {answer.text[:200]}"
+            why = f"{endpoint.url}/health: HTTP {answer.status_code}: {fitted(words, 200)}"
         return why
 
     async def complete(
@@ -307,14 +314,17 @@ class Rollouts:
         """Of whichever endpoint answers within hold_s."""
         prompt, done = gathered.prompt_tokens, gathered.tokens
         route, body = body_of(ask, prompt, done)
+        content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        most = largest_answer(len(content) + ask.max_tokens)
         async with self._pace.turn(waiting.until):
             while True:
-                endpoint = await self._pick(waiting)
+                endpoint, wanted = await self._pick(waiting), self._wanted(demand)
                 waiting.asked = endpoint.url
-                outcome = await self._send(endpoint, route, body, self._headers(demand, rank))
+                outcome = await self._send(endpoint, route, content, _headers(wanted, rank), most)
                 if isinstance(outcome, Answered):
                     self._pace.heard(served_version(outcome.headers))
-                verdict = judge(outcome, demand, f"{endpoint.url}{route}", resend_unanswered=self._resend)
+                where = f"{endpoint.url}{route}"
+                verdict = judge(outcome, wanted, where, resend_unanswered=self._resend)
                 if isinstance(verdict, Fail):
                     raise verdict.error
                 if isinstance(verdict, Wait):
@@ -323,20 +333,22 @@ class Rollouts:
                     break
         assert isinstance(outcome, Answered)  # noqa: S101 - nothing else is taken
         asked = tuple(body["token_ids"]) if route == TOKENS else ()
-        return read_answer(route, outcome.headers, outcome.body, endpoint.url, asked, logprobs=ask.logprobs)
+        segment = read_answer(route, outcome.headers, outcome.body, endpoint.url, asked, logprobs=ask.logprobs)
+        sent = body.get("prompt") if not any(name in ask.fields for name in TRUNCATED) else None
+        tokens = sent if isinstance(sent, list) else None
+        require_asked(segment, tokens, ask.max_tokens - len(done), where)
+        return segment
 
-    def _headers(self, demand: Demand, rank: int | None) -> dict[str, str]:
+    def _wanted(self, demand: Demand) -> Demand:
+        """With what max_staleness asks for by now."""
         floor = self._pace.floor
-        headers = {} if rank is None else {RANK_HEADER: str(rank)}
-        if demand.required is not None:
-            if floor is not None and demand.required < floor:
-                raise VersionPassedError(
-                    f"version {demand.required} is asked for, max_staleness allows {floor} or later"
-                )
-            headers[REQUIRED_HEADER] = str(demand.required)
-        elif floor is not None or demand.minimum is not None:
-            headers[MINIMUM_HEADER] = str(max(floor or 0, demand.minimum or 0))
-        return headers
+        if floor is None:
+            return demand
+        if demand.required is None:
+            return Demand(minimum=max(floor, demand.minimum or 0))
+        if demand.required < floor:
+            raise VersionPassedError(f"version {demand.required} is asked for, max_staleness allows {floor} or later")
+        return demand
 
     async def _pick(self, waiting: _Waiting) -> _Endpoint:
         """The least busy of those that did not just send us away; else the one that may be asked first."""
@@ -357,16 +369,22 @@ class Rollouts:
         waiting.tries[url] = tries + 1
         waiting.resting[url] = now + delay_s(tries, verdict.after_s, random.random())  # noqa: S311 - not for secrets
 
-    async def _send(self, endpoint: _Endpoint, route: str, body: dict[str, Any], headers: dict[str, str]) -> Outcome:
+    async def _send(
+        self, endpoint: _Endpoint, route: str, content: bytes, headers: dict[str, str], most: int
+    ) -> Outcome:
         endpoint.in_flight += 1
         try:
-            answer = await self._http.post(f"{endpoint.url}{route}", json=body, headers=headers)
+            async with self._http.stream("POST", f"{endpoint.url}{route}", content=content, headers=headers) as answer:
+                body = await read_body(answer, most)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             return NotSent(f"{type(error).__name__}: {error}")
         except httpx.TransportError as error:
             return Unanswered(f"{type(error).__name__}: {error}")
         finally:
             endpoint.in_flight -= 1
-        return Answered(
-            answer.status_code, {name.lower(): value for name, value in answer.headers.items()}, answer.content
-        )
+        return Answered(answer.status_code, {name.lower(): value for name, value in answer.headers.items()}, body)
+
+
+def _headers(demand: Demand, rank: int | None) -> dict[str, str]:
+    headers = {"Content-Type": "application/json"} | ({} if rank is None else {RANK_HEADER: str(rank)})
+    return headers if demand.header is None else headers | {demand.header[0]: str(demand.header[1])}

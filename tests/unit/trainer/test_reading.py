@@ -71,6 +71,10 @@ def test_spans_of_a_kept_answer(told: str, versions: tuple[int, ...]) -> None:
         (choice([1], logprobs=None), {}, "1 tokens came with 0 logprobs"),
         (choice([1], logprobs={"token_logprobs": [None]}), {}, "is not vLLM's"),
         (choice([1], token_ids=None), {}, "is not vLLM's"),
+        (choice([-1]), {}, "is not vLLM's"),
+        (choice([1 << 31]), {}, "is not vLLM's"),
+        (choice([1]), {"x_weight_version": "9" * 5000}, "no guard of rollfleet"),
+        (choice([1]), {"x_weight_version_spans": "[" * 50000}, "cannot be read"),
         (choice([1], finish_reason=None), {}, "finish_reason None"),
         ({}, {}, "is not vLLM's: KeyError: 'token_ids'"),
     ],
@@ -97,6 +101,12 @@ def test_text_that_a_parser_took_apart_is_none() -> None:
         assert (found.text, found.message) == (None, message | part)
 
 
+def test_an_answer_that_is_too_deep_is_none() -> None:
+    raw = b'{"choices": ' + b"[" * 200_000
+    with pytest.raises(BadAnswerError, match="RecursionError"):
+        read_answer(COMPLETIONS, {"x-weight-version": "7"}, raw, ENGINE, PROMPT, logprobs=True)
+
+
 # --- routed experts
 
 
@@ -120,6 +130,16 @@ def test_routing_comes_back_as_it_was(tokens: int, layers: int, experts: int, dt
     assert (found == array).all()
 
 
+def test_routing_in_the_other_order_of_elements_is_the_same() -> None:
+    array = np.asfortranarray(np.arange(24, dtype=np.int16).reshape(4, 3, 2))
+    assert (decode_routed_experts(encoded(array), 5) == array).all()
+
+
+def npy(header: str) -> str:
+    """A file without data, by a header that numpy would evaluate, and believe."""
+    return base64.b64encode(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()).decode()
+
+
 ROUTED = np.ones((4, 2, 2), dtype=np.uint8)
 
 
@@ -127,15 +147,25 @@ ROUTED = np.ones((4, 2, 2), dtype=np.uint8)
     ("told", "words"),
     [
         ("%%%", "cannot be decoded"),
-        ("", "cannot be decoded"),
-        (base64.b64encode(b"not numpy").decode(), "cannot be decoded"),
+        ("", "is no .npy file"),
+        (base64.b64encode(b"not numpy").decode(), "is no .npy file"),
         (encoded(ROUTED)[:-8], "cannot be decoded|follow"),
-        (base64.b64encode(base64.b64decode(encoded(ROUTED)) + b"x").decode(), "1 bytes follow"),
-        (encoded(np.array([[[{"a": 1}]]] * 4, dtype=object), allow_pickle=True), "cannot be decoded: Object arrays"),
-        (encoded(ROUTED.astype(np.float32)), "is float32"),
-        (encoded(ROUTED[0]), "not integers in 3 dimensions"),
+        (base64.b64encode(base64.b64decode(encoded(ROUTED)) + b"x").decode(), "17 bytes follow its header"),
+        (encoded(np.array([[[{"a": 1}]]] * 4, dtype=object), allow_pickle=True), "is no .npy file of integers"),
+        (encoded(ROUTED.astype(np.float32)), "is no .npy file of integers.*<f4"),
+        (encoded(ROUTED[0]), "is no .npy file of integers in 3 dimensions"),
         (encoded(ROUTED[:3]), "has 3 rows, 5 tokens have 4"),
         (encoded(np.full((4, 2, 2), -1, dtype=np.int32)), "names expert -1"),
+        (
+            npy("{'descr': '<i8', 'fortran_order': False, 'shape': (4, 999999999, 999999999), }"),
+            "0 bytes follow its head",
+        ),
+        (npy("{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999999999, 1, 1), }"), "is no .npy file"),
+        (npy("{'descr': '<i8', 'fortran_order': False, 'shape': (4, 2, -2), }"), "is no .npy file"),
+        (npy("{'descr': [('a', '<i8')], 'fortran_order': False, 'shape': (4, 2, 2), }"), "is no .npy file"),
+        (npy("(" * 5000), "is no .npy file"),
+        (npy("{'descr': '<i8"), "is no .npy file"),
+        (base64.b64encode(b"\x93NUMPY\x02\x00\xff\xff\xff\xff{}").decode(), "is no .npy file"),
     ],
 )
 def test_what_is_no_routing_of_these_tokens(told: str, words: str) -> None:
@@ -150,6 +180,28 @@ def test_of_an_aborted_answer_only_routing_that_fits() -> None:
     assert read(choice([1, 2], routed_experts=whole, finish_reason="abort")).routed_experts is not None
     with pytest.raises(RoutedExpertsError):
         read(choice([1, 2, 3], routed_experts=whole))
+
+
+@pytest.mark.parametrize(
+    ("demand", "allowed"),
+    [
+        (Demand(), "3 4 5"),
+        (Demand(required=4), "4"),
+        (Demand(minimum=4), "4 5"),
+        (Demand(required=0), ""),
+        (Demand(minimum=0), "3 4 5"),
+    ],
+)
+def test_an_answer_by_another_version_than_was_demanded_is_none(demand: Demand, allowed: str) -> None:
+    """What stands between may drop headers that it does not know; the engine never heard of the demand then."""
+    for version in "345":
+        verdict = judge(Answered(200, {"x-weight-version": version}), demand, ENGINE)
+        if version in allowed:
+            assert verdict == Take()
+        else:
+            assert isinstance(verdict, Fail)
+            assert isinstance(verdict.error, BadAnswerError)
+            assert "drop that header" in str(verdict.error)
 
 
 def segment(prompt: int, tokens: int, mark: int, *, routed: bool = True) -> Segment:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
 
 from rollfleet_engine.simulator.tokens import encode
-from rollfleet_trainer.rollout_errors import ClosedError, OverdueError, RoutedExpertsError, TraceError
+from rollfleet_protocol.refusals import WEIGHT_VERSION_HEADER
+from rollfleet_trainer.answers import LARGEST_ANSWER, largest_answer
+from rollfleet_trainer.rollout_errors import BadAnswerError, ClosedError, OverdueError, RoutedExpertsError, TraceError
 from rollfleet_trainer.samples import Sample
 from tests.support.rollout_clients import MESSAGES, PROMPT, URL, ask, client, on_a_clock
 from tests.support.scripted_fleet import Event, ScriptedFleet
@@ -206,3 +211,104 @@ def test_what_is_sent() -> None:
 async def test_settings_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|not a valid"):
         client(ScriptedFleet(), **options)
+
+
+# --- answers of who does not keep to what was asked
+
+
+class Changed(ScriptedFleet):
+    """Answers with something else than what was asked for."""
+
+    def __init__(self, *drop: str, packed: str = "", stream: httpx.AsyncByteStream | None = None, **changes: Any):
+        super().__init__()
+        self._drop, self._changes, self._packed, self._stream = drop, changes, packed, stream
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        for name in self._drop:
+            request.headers.pop(name, None)
+        answer = await super().handle_async_request(request)
+        if self._stream is not None or self._packed:
+            headers = {WEIGHT_VERSION_HEADER: "1"} | ({"Content-Encoding": self._packed} if self._packed else {})
+            return httpx.Response(200, headers=headers, stream=self._stream or Zeros())
+        body = json.loads(answer.content)
+        body["choices"][0] |= self._changes
+        return httpx.Response(answer.status_code, headers={WEIGHT_VERSION_HEADER: str(self.version)}, json=body)
+
+
+class Zeros(httpx.AsyncByteStream):
+    """Without end."""
+
+    given = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            self.given += 1 << 20
+            yield b"0" * (1 << 20)
+
+
+class Dripping(httpx.AsyncByteStream):
+    """A byte each second."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(1)
+            yield b"0"
+
+
+@pytest.mark.parametrize(
+    ("fleet", "how", "words"),
+    [
+        (Changed("X-Weight-Version-Min"), {"min_version": 2}, "version 1 answered where X-Weight-Version-Min is 2"),
+        (Changed("X-Weight-Version-Required"), {"version": 2}, "where X-Weight-Version-Required is 2: does something"),
+        (Changed(prompt_token_ids=[1]), {}, "a prompt of 1 tokens is answered, not the one of 3"),
+        (Changed(token_ids=[5] * 11, logprobs={"token_logprobs": [-1.0] * 11}), {}, "11 tokens came where 10 were"),
+        (Changed(packed="gzip"), {}, "packed .'gzip'., which was not asked for"),
+        (Changed(stream=Zeros()), {}, "the answer has more than [0-9]+ bytes"),
+    ],
+)
+def test_what_was_not_asked_for_is_no_sample(fleet: Changed, how: dict[str, int], words: str) -> None:
+    async def run() -> Sample:
+        async with client(fleet) as rollouts:
+            return await rollouts.complete([1, 2, 3], 10, **how)
+
+    error, _ = on_a_clock(run)
+    assert isinstance(error, BadAnswerError)
+    assert re.search(words, str(error)), error
+    assert len(fleet.log) == 1, "it was processed: nothing is sent again"
+
+
+def test_max_staleness_is_a_demand_like_any_other() -> None:
+    async def run() -> Sample:
+        async with client(Changed("X-Weight-Version-Min"), max_staleness=1) as rollouts:
+            rollouts.note_version(9)
+            return await rollouts.complete(PROMPT, 2)
+
+    error, _ = on_a_clock(run)
+    assert isinstance(error, BadAnswerError)
+    assert "where X-Weight-Version-Min is 8" in str(error)
+
+
+def test_no_more_is_read_than_an_answer_to_this_prompt_can_have() -> None:
+    zeros = Zeros()
+
+    async def run() -> Sample:
+        async with client(Changed(stream=zeros)) as rollouts:
+            return await rollouts.complete(PROMPT, 4)
+
+    assert isinstance(on_a_clock(run)[0], BadAnswerError)
+    assert zeros.given < 8 << 20
+    assert largest_answer(1 << 40) == LARGEST_ANSWER
+
+
+def test_whether_a_server_is_up_is_not_waited_for_byte_by_byte() -> None:
+    class Health(ScriptedFleet):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(503, stream=Dripping())
+
+    async def run() -> str:
+        async with client(Health()) as rollouts:
+            return await rollouts.unreachable()
+
+    why, seconds = on_a_clock(run)
+    assert "TimeoutError" in why
+    assert seconds == pytest.approx(10)
