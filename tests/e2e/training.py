@@ -107,6 +107,11 @@ class Training:
         await asyncio.wait_for(self.process.wait(), END_S)
 
 
+def heed_interrupts() -> None:
+    """Who starts the tests in the background of a shell lets all their processes ignore what a terminal sends."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @asynccontextmanager
 async def training(
     fleet: Fleet, environment: Environment, account: Path, model: Path, *options: str
@@ -123,6 +128,7 @@ async def training(
         env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"},
         stdout=asyncio.subprocess.PIPE,
         limit=LONGEST_LINE,
+        preexec_fn=heed_interrupts,
     )
     made = Training(process)
     reading = asyncio.create_task(made.read())
