@@ -30,7 +30,7 @@ from rollfleet_trainer.errors import (
     UnreachableError,
 )
 from rollfleet_trainer.keeper import Keeper
-from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Standing, judge
+from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Serving, Standing, judge
 from rollfleet_trainer.sending import Fleet
 from rollfleet_trainer.tokens import Tokens, account_of_caller
 from rollfleet_trainer.versions import Plan, Wish, in_charge, plan
@@ -129,11 +129,10 @@ class Control:
         """As copies.in_use."""
         return await copies.in_use(await self._server(), self._namespace)
 
-    async def serves_at(self) -> tuple[str, str]:
-        """The fleet's URL, empty before an operator has looked at it, and the model's name there."""
+    async def serves(self) -> Serving:
+        """Where, under which name, and with what."""
         api = await self._server()
-        engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
-        return str((engine.get("status") or {}).get("endpoint") or ""), str(engine["spec"]["model"]["servedName"])
+        return Serving.of(await api.get(path_of(API, self._namespace, "rolloutengines", self._name)))
 
     async def _server(self) -> ApiServer:
         async with self._connecting:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import Control
 from rollfleet_trainer.errors import NotPossible, SenderLost, Superseded, TransferError
-from rollfleet_trainer.looks import Asked, Look, Manifest, Standing
+from rollfleet_trainer.looks import Asked, Look, Manifest, Serving, Standing
 from rollfleet_trainer.push import Push
 from rollfleet_trainer.ranks import Ranks, Word, lead
 from rollfleet_trainer.sending import Line, key_of, require_sender
@@ -94,9 +94,9 @@ class Driver:
         """RolloutEngine.spec as it is now."""
         return self._background.run(self.control.spec())
 
-    def serves_at(self) -> tuple[str, str]:
-        """The fleet's URL, and the model's name there."""
-        return self._background.run(self.control.serves_at())
+    def serves(self) -> Serving:
+        """As Control.serves."""
+        return self._background.run(self.control.serves())
 
     # --- update
 

@@ -30,6 +30,7 @@ from rollfleet_trainer.control import Control
 from rollfleet_trainer.driving import Driver
 from rollfleet_trainer.errors import NotPossible, PublishError, SenderLost
 from rollfleet_trainer.leases import DURATION_S
+from rollfleet_trainer.looks import Serving
 from rollfleet_trainer.publishing import Progress as Written
 from rollfleet_trainer.publishing import Tensors
 from rollfleet_trainer.ranks import Alone, ProcessGroupRanks, Ranks, follow
@@ -180,10 +181,11 @@ class RolloutFleet:
         """`async with fleet.rollouts(max_staleness=1, on_abort="continue") as r`: a Rollouts of this fleet.
 
         endpoints, model: else status.endpoint, which resolves within the cluster, and spec.model.servedName; ranks
-        other than 0 give both. options: as Rollouts has them. Every update of this object tells it its version when it
-        asks for it (note_version); one that fails has been asked for too.
+        other than 0 give both. options: as Rollouts has them; routed_experts as spec.features.routedExperts says,
+        unless given, or both of the former are. Every update of this object tells it its version when it asks for it
+        (note_version); one that fails has been asked for too.
         """
-        return FleetRollouts(self._serves_at, self._versions, endpoints, model, options)
+        return FleetRollouts(self._serves, self._versions, endpoints, model, options)
 
     def begin(
         self,
@@ -280,10 +282,10 @@ class RolloutFleet:
             raise NotPossible("retain is for rank 0")
         return self._store.retain(_path(root), keep=keep, within=within, also=also_in_use)
 
-    def _serves_at(self) -> tuple[str, str]:
+    def _serves(self) -> Serving:
         if self._driver is None:
             raise NotPossible("rank 0 alone looks at the cluster: give endpoints and model on the others")
-        return self._driver.serves_at()
+        return self._driver.serves()
 
     def _require_open(self) -> None:
         if self._closed:

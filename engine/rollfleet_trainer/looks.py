@@ -55,6 +55,22 @@ class Seat:
     world_size: int
 
 
+@dataclass(frozen=True)
+class Serving:
+    """What a client of the fleet's samples needs to know of its RolloutEngine."""
+
+    endpoint: str  # empty before an operator has looked at it
+    model: str  # its name there
+    routed_experts: bool
+
+    @classmethod
+    def of(cls, engine: Manifest) -> Serving:
+        """Of an object as the API server has it."""
+        spec, status = engine["spec"], engine.get("status") or {}
+        routed = (spec.get("features") or {}).get("routedExperts") == "Enabled"
+        return cls(str(status.get("endpoint") or ""), str(spec["model"]["servedName"]), routed)
+
+
 class Standing(StrEnum):
     """How far the version is, for who sends it."""
 

@@ -73,7 +73,7 @@ class Rollouts:
     deadline_s: for one sample, from its turn on, whatever happens.
     concurrency: samples at once; more wait for their turn.
     logprobs: of the sampled tokens, with each sample.
-    routed_experts: every finished sample must have them, else RoutedExpertsError.
+    routed_experts: every answer that is not aborted must have them, else RoutedExpertsError.
     resend_unanswered: send a request again whose connection broke before there was an answer, though an engine may have
         worked on it, or still does.
     transport: httpx's, for who has one of their own, with a client certificate say.
@@ -297,11 +297,10 @@ class Rollouts:
                 gathered.forget()
 
     def _finished(self, gathered: Gathered, reason: str) -> Sample:
-        sample = gathered.sample(reason)
-        if self._routed_experts and sample.routed_experts is None:
+        if self._routed_experts and (lacking := gathered.unrouted) is not None:
             told = "came without routed_experts: does the fleet have features.routedExperts?"
-            raise RoutedExpertsError(f"{sample.engine}: a sample of {len(sample.tokens)} tokens {told}")
-        return sample
+            raise RoutedExpertsError(f"{lacking.engine}: an answer of {len(lacking.tokens)} tokens {told}")
+        return gathered.sample(reason)
 
     def _waiting(self) -> _Waiting:
         return _Waiting(asyncio.get_running_loop().time() + self._hold_s)

@@ -98,6 +98,12 @@ class Gathered:
         """As the first engine read the prompt."""
         return self.segments[0].prompt_tokens if self.segments else ()
 
+    @property
+    def unrouted(self) -> Segment | None:
+        """An answer that nobody interrupted and that has no routing of its tokens all the same."""
+        finished = (segment for segment in self.segments if segment.finish_reason != ABORT and segment.tokens)
+        return next((segment for segment in finished if segment.routed_experts is None), None)
+
     def add(self, segment: Segment) -> None:
         """One answer more."""
         self.segments.append(segment)

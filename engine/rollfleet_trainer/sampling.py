@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.looks import Serving
 from rollfleet_trainer.rollouts import Rollouts
 from rollfleet_trainer.samples import Sample
 
-Where = Callable[[], tuple[str, str]]  # the fleet's URL, and the model's name there
+Where = Callable[[], Serving]
 
 
 class Versions:
@@ -60,13 +61,14 @@ class FleetRollouts:
         self._rollouts: Rollouts | None = None
 
     async def __aenter__(self) -> Rollouts:
-        endpoints, model = self._endpoints, self._model
+        endpoints, model, options = self._endpoints, self._model, self._options
         if endpoints is None or model is None:
             found = await asyncio.to_thread(self._where)
-            endpoints, model = endpoints or found[0], model or found[1]
+            endpoints, model = endpoints or found.endpoint, model or found.model
+            options = {"routed_experts": found.routed_experts} | options
             if not endpoints:
                 raise NotPossible("status.endpoint of the fleet is empty: no operator has looked at it; or give one")
-        self._rollouts = Rollouts(endpoints, model=model, **self._options)
+        self._rollouts = Rollouts(endpoints, model=model, **options)
         self._versions.listen(self._rollouts.note_version)
         return self._rollouts
 

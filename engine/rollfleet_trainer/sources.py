@@ -55,6 +55,22 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
         return (tensor.full_tensor() if is_sharded(tensor) else tensor).detach()
 
 
+def without_tied(given: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
+    """A dict's tensors, names of one memory under the first only: as named_parameters() and publish have tied weights.
+
+    A state_dict() has them under each of their names. Shards are not compared: ranks must go through the same ones, and
+    a rank may hold nothing of a tensor. Nor are mappings of other kinds, which may make tensors in memory used again.
+    """
+    seen: set[tuple[object, ...]] = set()
+    for name, tensor in given.items():
+        if isinstance(given, dict) and not is_sharded(tensor) and tensor.numel():
+            place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+            if place in seen:
+                continue
+            seen.add(place)
+        yield name, tensor
+
+
 class Weights:
     """What `update` was given. A pass yields each tensor whole, and whether its memory is the trainer's own anyway.
 
@@ -88,7 +104,7 @@ class Weights:
             parameters: Iterable[Pair] = given.named_parameters()
             return parameters
         if isinstance(given, Mapping):
-            return given.items()
+            return without_tied(given)
         if not isinstance(given, Iterator):
             return given() if callable(given) else given
         return self._replayed() if self._consumed else self._recorded(given)
@@ -156,7 +172,7 @@ class DigestedSource:
         if isinstance(given, torch.nn.Module):
             pairs: Iterable[Pair] = given.named_parameters()
         elif isinstance(given, Mapping):
-            pairs = given.items()
+            pairs = without_tied(given)
         elif callable(metadata := getattr(given, "metadata", None)):
             return list(metadata())
         else:

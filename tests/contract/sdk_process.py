@@ -78,8 +78,15 @@ def sharded(order: Order) -> dict[str, torch.Tensor]:
     return {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in tensors_of(order).items()}
 
 
+def tied(order: Order) -> dict[str, torch.Tensor]:
+    """As state_dict() has a weight that is used in two places."""
+    found = tensors_of(order)
+    return found | {f"{name}.again": found[name].view_as(found[name]) for name in list(found)[:2]}
+
+
 FORMS: Forms = {
     "mapping": tensors_of,
+    "tied": tied,
     "parameters": parameters,
     "iterator": gathered,
     "callable": lambda order: lambda: gathered(order),

@@ -6,12 +6,15 @@ whoever has a sample can tell of each token whether it is that of the version th
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 
 from rollfleet_engine.simulator.model import Context
 from rollfleet_engine.simulator.tokens import decode, encode
@@ -48,6 +51,7 @@ class ScriptedFleet(httpx.AsyncBaseTransport):
     version: int = 1
     retry_after: str | None = "1"
     name: str = ""  # that answers tell
+    experts: bool = False  # answers tell routed experts: of each token its version; aborted ones do not
     log: list[tuple[str, str]] = field(default_factory=list)  # URL and event, in their order
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[httpx.Headers] = field(default_factory=list)
@@ -98,7 +102,18 @@ class ScriptedFleet(httpx.AsyncBaseTransport):
         count = min(wanted, event.tokens) if event.what == "abort" else wanted
         tokens, logprobs = _generate(changes, prompt, count)
         reason = "abort" if event.what == "abort" and count <= wanted else "length"
-        return httpx.Response(200, headers=headers, json=_document(path, prompt, tokens, logprobs, reason))
+        document = _document(path, prompt, tokens, logprobs, reason)
+        if self.experts and reason != "abort":
+            rows = np.full((len(prompt) + len(tokens) - 1, 2, 1), self.version, dtype=np.uint8)
+            document["choices"][0]["routed_experts"] = encoded(rows)
+        return httpx.Response(200, headers=headers, json=document)
+
+
+def encoded(array: Any, **options: Any) -> str:
+    """As vLLM encodes routed experts."""
+    stream = io.BytesIO()
+    np.save(stream, array, **options)
+    return base64.b64encode(stream.getvalue()).decode()
 
 
 def prompt_of(path: str, body: dict[str, Any]) -> list[int]:

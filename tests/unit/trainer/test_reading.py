@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from typing import Any
 
@@ -19,6 +18,7 @@ from rollfleet_trainer.reading import read_answer
 from rollfleet_trainer.rollout_errors import BadAnswerError, RefusedError, RoutedExpertsError, VersionPassedError
 from rollfleet_trainer.routing import decode_routed_experts
 from rollfleet_trainer.samples import Gathered, Segment
+from tests.support.scripted_fleet import encoded
 
 ENGINE = "http://engine:8000"
 PROMPT = (1, 2, 3)
@@ -108,12 +108,6 @@ def test_an_answer_that_is_too_deep_is_none() -> None:
 
 
 # --- routed experts
-
-
-def encoded(array: Any, **options: Any) -> str:
-    stream = io.BytesIO()
-    np.save(stream, array, **options)
-    return base64.b64encode(stream.getvalue()).decode()
 
 
 @given(

@@ -128,7 +128,25 @@ def test_experts_that_must_come_and_do_not_are_an_error() -> None:
 
     error, _ = on_a_clock(run)
     assert isinstance(error, RoutedExpertsError)
-    assert "features.routedExperts" in str(error)
+    assert "an answer of 3 tokens came without routed_experts: does the fleet have features.routedExperts" in str(error)
+
+
+@pytest.mark.parametrize("on_abort", ["return", "restart", "continue"])
+def test_experts_are_none_of_what_was_aborted_and_of_nothing_else(on_abort: str) -> None:
+    async def run() -> Sample:
+        fleet = ScriptedFleet([Event("abort", 3), Event("answer", bump=1)], experts=True)
+        async with client(fleet, routed_experts=True, on_abort=on_abort) as rollouts:
+            return await rollouts.complete(PROMPT, 8)
+
+    sample, _ = on_a_clock(run)
+    assert isinstance(sample, Sample)
+    if on_abort == "restart":
+        assert sample.routed_experts is not None
+        assert sample.routed_experts.shape == (len(sample.prompt_tokens) + 8 - 1, 2, 1)
+        assert set(sample.routed_experts.flat) == {2}
+    else:
+        assert sample.routed_experts is None, "a part of it was aborted without"
+        assert len(sample.tokens) == (3 if on_abort == "return" else 8)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from rollfleet_protocol.refusals import MINIMUM_HEADER
 from rollfleet_trainer import NotPossible, RolloutFleet
-from rollfleet_trainer.rollout_errors import ClosedError
+from rollfleet_trainer.rollout_errors import ClosedError, RoutedExpertsError
 from rollfleet_trainer.versions import Wish
 from tests.support.memory_api import ENGINE_PATH, MemoryApi, fleet
 from tests.support.scripted_fleet import Event, ScriptedFleet
@@ -51,6 +51,17 @@ async def test_samples_come_from_where_the_fleet_says_that_it_serves(trainer: Ro
     assert MINIMUM_HEADER not in served.headers[0], "no version was asked for: nothing is paced"
     with pytest.raises(ClosedError):
         await r.complete("a", 4)
+
+
+async def test_a_fleet_that_returns_routed_experts_must_return_them(trainer: RolloutFleet, api: MemoryApi):
+    api.change(ENGINE_PATH, {"spec": {"features": {"routedExperts": "Enabled"}}})
+    async with trainer.rollouts(transport=ScriptedFleet(experts=True)) as r:
+        assert (await r.complete("a", 4)).routed_experts is not None
+    async with trainer.rollouts(transport=ScriptedFleet()) as r:
+        with pytest.raises(RoutedExpertsError, match="came without"):
+            await r.complete("a", 4)
+    async with trainer.rollouts(transport=ScriptedFleet(), routed_experts=False) as r:
+        assert (await r.complete("a", 4)).routed_experts is None
 
 
 async def test_updates_tell_their_version_from_when_they_ask_for_it(trainer: RolloutFleet):
