@@ -150,6 +150,8 @@ def _overtaken(weight_version: Manifest, status: Manifest, asked: Asked) -> Look
         return Look(Standing.ACTIVE, phase="Active")
     if ended and ended[-1]["outcome"] == "Failed":
         return Look(Standing.ENDED, error=UpdateFailed("UpdateFailed", f"{asked.place}: {_words(ended[-1])}"))
+    if not ended and status.get("committedVersion") == asked.version:
+        return Look(Standing.TAKEN, phase="Opening", epoch=int(status.get("epoch") or 0), message="it is committed")
     newer = weight_version["spec"]["version"]
     text = f"{asked.place} was superseded: {asked.name} asks for {newer} now; send that one, or a higher one"
     return Look(Standing.ENDED, error=Superseded(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ class Update:
     digest: str  # "sha256:<hex>", on which all engines agree
     digest_source: str  # Trainer: it is that of what was sent. EnginesOnly: nobody vouches for it but the engines
     paused_s: float  # how long the fleet answered nothing
-    transfer_s: float  # of that, until all engines held the weights
+    transfer_s: float  # of that, until all engines held the weights; not a number where the object has gone on since
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     attempts: int = 1
     engines: tuple[str, ...] = ()  # pods that took the version
@@ -61,7 +62,7 @@ class Update:
             digest=str(ended.get("digest") or ""),
             digest_source=str(ended.get("digestSource") or ""),
             paused_s=_number(ended.get("pausedSeconds")),
-            transfer_s=0.0,
+            transfer_s=math.nan,
         )
 
 

@@ -111,6 +111,8 @@ def test_a_higher_version_supersedes_unless_ours_was_committed_before_it():
     assert "asks for 8 now" in str(error)
     entry = {"version": 7, "outcome": "Active"}
     assert look(8, history=[{"version": 6, "outcome": "Failed"}, entry]).standing is Standing.ACTIVE
+    opening = look(8, phase="Opening", committedVersion=7, history=[{"version": 6, "outcome": "Failed"}])
+    assert (opening.standing, opening.error) == (Standing.TAKEN, None), "it is served already: not superseded"
     assert isinstance(error_of(8, history=[{"version": 7, "outcome": "Superseded", "message": ""}]), Superseded)
     failed = error_of(8, history=[{"version": 7, "outcome": "Failed", "message": "probe: 0.3"}])
     assert isinstance(failed, UpdateFailed)

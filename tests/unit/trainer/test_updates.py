@@ -1,6 +1,7 @@
 """What an update tells at its end and on its way."""
 
 import io
+import math
 from typing import Any
 
 from rollfleet_trainer.looks import Asked
@@ -39,6 +40,7 @@ def test_an_update_that_was_overtaken_is_told_from_history():
     ended = {"version": 7, "step": "700", "outcome": "Active", "digest": "sha256:00", "pausedSeconds": "1.5"}
     update = Update.of({"status": {**STATUS, "version": 8, "history": [{"version": 6}, ended]}}, ASKED)
     assert (update.version, update.step, update.digest, update.paused_s) == (7, "700", "sha256:00", 1.5)
+    assert math.isnan(update.transfer_s), "history does not tell it"
     assert Update.of({"status": {"version": 8}}, ASKED).digest == ""
 
 
