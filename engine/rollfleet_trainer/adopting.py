@@ -30,11 +30,12 @@ from rollfleet_trainer.checkpoints import (
     relative_path,
 )
 from rollfleet_trainer.errors import CheckpointNotReadyError, PublishError
-from rollfleet_trainer.files import FILES, Files
+from rollfleet_trainer.files import FILES, Files, NotRegularError, open_regular, read_small
 from rollfleet_trainer.publishing import LARGEST_ASSET
 from rollfleet_trainer.shards import Stored, UnreadableError, hexadecimal, read_shard, stored_pieces
 
 LOOK_S = 0.5
+LARGEST_INDEX = 64 << 20  # bytes, as the engines' guards have it
 # A manifest that an adopter did not come to finish: only ever this, so another one may take it away.
 _OWN_UNFINISHED = (f"{MANIFEST}.", ".part")
 
@@ -112,7 +113,7 @@ def _look(folder: Path) -> dict[str, _Shard]:
     wanted = _named(folder) if INDEX in names else {}
     shards: dict[str, _Shard] = {}
     for name in sorted(wanted) or [SINGLE]:
-        fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(folder / name)
         try:
             record, found = read_shard(fd, name)
             shards[name] = _Shard(record, found, os.fstat(fd).st_mtime_ns)
@@ -126,10 +127,13 @@ def _look(folder: Path) -> dict[str, _Shard]:
 def _named(folder: Path) -> dict[str, set[str]]:
     """Tensors of each shard, as the index has it."""
     try:
-        document = json.loads((folder / INDEX).read_bytes())
+        raw = read_small(folder / INDEX, LARGEST_INDEX)
+        if len(raw) > LARGEST_INDEX:
+            raise PublishError(f"{folder}: {INDEX} has more than {LARGEST_INDEX} bytes")
+        document = json.loads(raw)
         weight_map = {str(tensor): str(shard) for tensor, shard in document["weight_map"].items()}
         delta = "delta_encoding" in document.get("metadata", {})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnreadableError(f"{INDEX}: cannot be read: {error}") from error
     if delta:
         raise PublishError(f"{folder}: holds differences to another version (delta_encoding in {INDEX}), not weights")
@@ -166,7 +170,7 @@ def _manifest(folder: Path, shards: dict[str, _Shard], step: str) -> Manifest:
 def _digests(path: Path, shard: _Shard) -> list[TensorDigest]:
     """Of all tensors of a file that stays as it is meanwhile, and is on disk afterwards."""
     found = []
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path)
     try:
         for tensor in shard.tensors:
             total, word = (0, 0, 0, 0), 0
@@ -190,10 +194,12 @@ def _others(folder: Path) -> dict[str, FileRecord]:
     found: dict[str, FileRecord] = {}
     for path in sorted(folder.iterdir()):
         name = path.name
-        if not path.is_file() or name.endswith(SUFFIX) or name == MANIFEST or _is_own(name):
+        if name.endswith(SUFFIX) or name == MANIFEST or _is_own(name) or not path.is_file():
             continue
-        if path.stat().st_size <= LARGEST_ASSET:
-            data = path.read_bytes()
+        with suppress(NotRegularError):
+            data = read_small(path, LARGEST_ASSET)
+            if len(data) > LARGEST_ASSET:
+                continue
             found[name] = FileRecord(size=len(data), sha256=hashlib.sha256(data).hexdigest())
     return found
 

@@ -100,12 +100,16 @@ class ApiServer:
         answer = await self._answer("GET", path, None, JSON, timeout, query)
         try:
             async for line in _lines(answer.response.content):
-                event = json.loads(line)
-                if event["type"] == "ERROR":  # the version is too old, for example: look again
+                try:
+                    event = json.loads(line)
+                    kind, found = event["type"], event["object"]
+                except (ValueError, TypeError, KeyError) as error:
+                    raise UnreachableError(f"watch of {path}/{name}: what came is no event: {error!r}") from error
+                if kind == "ERROR":  # the version is too old, for example: look again
                     return
-                if event["type"] == "DELETED":
+                if kind == "DELETED":
                     raise NotFoundError(f"{path}/{name} was deleted")
-                yield event["object"]
+                yield found
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UnreachableError(f"watch of {path}/{name}: {_cause(error)}") from error
         finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rollfleet_protocol.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, decode
+from rollfleet_trainer.files import NotRegularError, read_small
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -14,6 +16,8 @@ SUFFIX = ".safetensors"
 # What savers and copy tools leave beside a checkpoint that is not finished; the engines' guards refuse it by these.
 UNFINISHED_SUFFIXES = (".tmp", ".part", ".partial", ".incomplete", ".crdownload")
 LONGEST_NAME = 200  # bytes; working folders carry it with 40 more
+LONGEST_PATH = 1024  # characters, of spec.source.checkpoint.path
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,10 @@ def relative_path(within: str, name: str) -> str:
         raise ValueError(f"name {name!r}: must be one folder's name, not hidden, not ending in a word for unfinished")
     if len(name.encode(errors="surrogateescape")) > LONGEST_NAME:
         raise ValueError(f"name {name[:40]!r}...: is longer than {LONGEST_NAME} bytes")
-    return str(PurePosixPath(*parts, name))
+    found = str(PurePosixPath(*parts, name))
+    if not 0 < len(found) <= LONGEST_PATH or any(ord(each) < 0x20 or ord(each) == 0x7F for each in found):
+        raise ValueError(f"{found[:80]!r}: a WeightVersion takes up to {LONGEST_PATH} characters, none of control")
+    return found
 
 
 def manifest_of(folder: Path) -> Manifest | None:
@@ -62,12 +69,15 @@ def manifest_of(folder: Path) -> Manifest | None:
     try:
         if any(path.name.endswith(UNFINISHED_SUFFIXES) for path in folder.iterdir()):
             return None
-        with (folder / MANIFEST).open("rb") as file:
-            manifest = decode(file.read(MAX_MANIFEST_BYTES + 1))
+        manifest = decode(read_small(folder / MANIFEST, MAX_MANIFEST_BYTES))
         sizes = {name: each.size for name, each in manifest.shards.items()}
         sizes |= {name: each.size for name, each in manifest.files.items()}
         whole = all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (FileNotFoundError, NotADirectoryError, ManifestError):
+    except (NotRegularError, ManifestError):
+        return None
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
         return None
     return manifest if whole else None
 
@@ -75,20 +85,32 @@ def manifest_of(folder: Path) -> Manifest | None:
 def published(root: Path | str, *, within: str = "") -> tuple[Published, ...]:
     """All complete ones in root/within, the oldest first. A folder that is not there holds none."""
     root = Path(root)
+    relative_path(within, "any")
     found = [
-        published_as(root, relative_path(within, folder.name), manifest)
-        for folder in _folders(root / within)
-        if (manifest := manifest_of(folder)) is not None
+        published_as(root, path, manifest)
+        for path in _paths(root, within)
+        if (manifest := _readable_manifest(root / path)) is not None
     ]
     return tuple(sorted(found, key=lambda each: (each.created_ns, each.path)))
 
 
-def _folders(place: Path) -> Iterator[Path]:
-    """Those that are no working folders; links are somebody's pointers, not checkpoints of their own."""
+def _readable_manifest(folder: Path) -> Manifest | None:
+    """None also of a folder that is closed to us, such as a file system's lost+found: it is somebody else's."""
     try:
-        entries = sorted(place.iterdir())
+        return manifest_of(folder)
+    except PermissionError:
+        return None
+
+
+def _paths(root: Path, within: str) -> Iterator[str]:
+    """Of folders that publish could have made; links are somebody's pointers, not checkpoints of their own."""
+    try:
+        entries = sorted((root / within).iterdir())
     except FileNotFoundError:
         return
     for path in entries:
-        if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            yield path
+        if path.is_dir() and not path.is_symlink():
+            try:
+                yield relative_path(within, path.name)
+            except ValueError:  # hidden, or renamed aside by somebody: "step-5.tmp"
+                continue

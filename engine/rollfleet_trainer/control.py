@@ -293,6 +293,7 @@ class Control:
                 self._away, pause_s = "", AGAIN_S
                 async for news in api.watch(path, asked.name, found["metadata"]["resourceVersion"]):
                     self._take_in(news, asked)
+                await asyncio.sleep(AGAIN_S)  # whoever ends watches as soon as they begin is not asked without end
             except NotFoundError:
                 self.stop(NotPossible(f"{asked.place}: WeightVersion {asked.name} was deleted"))
                 return

@@ -49,7 +49,10 @@ def _holds(weight_version: Manifest, digest: str) -> bool:
 
 
 async def in_use(api: ApiServer, namespace: str) -> frozenset[str]:
-    """Checkpoints that the namespace's fleets speak of. Its claims can be mounted nowhere else."""
-    engines = await api.get(path_of(API, namespace, "rolloutengines"))
+    """Checkpoints that the namespace's fleets speak of. Its claims can be mounted nowhere else.
+
+    All that is in use when the first answer comes is among them: see paths_in_use for why that is the versions'.
+    """
     versions = await api.get(path_of(API, namespace, "weightversions"))
+    engines = await api.get(path_of(API, namespace, "rolloutengines"))
     return paths_in_use(engines.get("items") or (), versions.get("items") or ())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import Control
-from rollfleet_trainer.errors import NotPossible, SenderLost, Superseded, TransferError
+from rollfleet_trainer.errors import NotPossible, SenderLost, Superseded, TransferError, UpdateFailed
 from rollfleet_trainer.looks import Asked, Look, Manifest, Serving, Standing
 from rollfleet_trainer.push import Push
 from rollfleet_trainer.ranks import Ranks, Word, lead
@@ -40,6 +40,7 @@ class Run:
     look: Look | None = None
     served: int = 0  # epoch of the attempt that was sent for last
     failed: TransferError | None = None  # why that did not come to its end
+    digest: str = ""  # of what was sent, where all engines have said that they took it
     settles_s: float = 0.0
     withdrawn: bool = False
     reported: Progress | None = None
@@ -114,7 +115,7 @@ class Driver:
             look = self._next(run)
             self._ranks.tell(Word.WAIT, run.asked.version)
             if look.standing is Standing.ACTIVE:
-                return Update.of(self.control.weight_version, run.asked)
+                return self._updated(run)
             if look.error is not None:
                 raise look.error from run.failed
             self._after_failure(run, look)
@@ -162,10 +163,10 @@ class Driver:
         """Send for this attempt; what the engines did not take is returned, for the operator to judge."""
         passing = weights.go_through()
         push: Push | None = None
-        run.served = look.epoch
+        run.served, run.digest = look.epoch, ""
         try:
             push = self._push(run.asked.version, look)
-            self._required_line().send(push, passing, self._part_bytes, run.report)
+            run.digest = self._required_line().send(push, passing, self._part_bytes, run.report)
         except TransferError as error:
             self._go_on(passing)
             self._drop_line()
@@ -198,6 +199,14 @@ class Driver:
         if self._ranks.size > 1:
             for _ in passing:
                 pass
+
+    def _updated(self, run: Run) -> Update:
+        """What the fleet serves. UpdateFailed where that is not what was sent: guards are believed by all others."""
+        update = Update.of(self.control.weight_version, run.asked)
+        if run.digest and update.digest and update.digest != run.digest:
+            text = f"{run.asked.place}: the fleet serves {update.digest}, and this trainer sent {run.digest}"
+            raise UpdateFailed("DigestDisagrees", f"{text}: send a higher version, and look at the engines' guards")
+        return update
 
     # --- begin
 
@@ -233,6 +242,7 @@ class Driver:
             self._broken(push, error)
             return None
         push.close()
+        run.digest = push.digest
         with self._ending():
             return self._outcome(run)
 
@@ -247,7 +257,7 @@ class Driver:
         while True:
             look = self._next(run)
             if look.standing is Standing.ACTIVE:
-                return Update.of(self.control.weight_version, run.asked)
+                return self._updated(run)
             if look.error is not None:
                 raise look.error
             if look.epoch != run.served:

@@ -5,10 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from pathlib import Path
 
 # A file system that knows no fsync of a folder says so by one of these: there its own order of writing must do.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+
+
+class NotRegularError(OSError):
+    """A pipe, a device, a folder: nothing that can be read to its end."""
+
+
+def open_regular(path: Path) -> int:
+    """A file, open for reading; the caller closes it. A pipe would hold whoever opens it.
+
+    Raises OSError, of which NotRegularError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotRegularError(errno.EINVAL, "is not a regular file", str(path))
+    return fd
+
+
+def read_small(path: Path, most: int) -> bytes:
+    """All of a file, or its first `most` + 1 bytes. Raises as open_regular."""
+    with open(open_regular(path), "rb") as file:
+        return file.read(most + 1)
 
 
 class Files:
@@ -50,6 +73,11 @@ class Files:
     def rename(self, old: Path, new: Path) -> None:
         """Atomic on POSIX file systems; a folder that is not empty is not replaced."""
         os.rename(old, new)  # noqa: PTH104 - beside its kin of os
+
+    def clock_s(self, folder: Path) -> float:
+        """What the file system's own clock says, by which it dates files: a server's may differ from ours."""
+        os.utime(folder)
+        return folder.stat().st_mtime
 
     def remove(self, path: Path) -> None:
         """A file."""

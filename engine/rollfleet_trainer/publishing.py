@@ -30,7 +30,7 @@ from rollfleet_kernels.digest import TensorDigest, version_digest
 from rollfleet_protocol.manifest import MANIFEST, MANIFEST_UNFINISHED, FileRecord, Manifest, encode
 from rollfleet_trainer.checkpoints import INDEX, Published, manifest_of, published_as, relative_path
 from rollfleet_trainer.errors import CheckpointExistsError, PublishError
-from rollfleet_trainer.files import FILES, Files
+from rollfleet_trainer.files import FILES, Files, read_small
 from rollfleet_trainer.host import HostTensor, TensorError, host_tensor
 from rollfleet_trainer.shards import SHARD_BYTES, ShardWriter, digest_of
 
@@ -256,10 +256,11 @@ def _copy_assets(source: Path, working: Path, files: Files) -> dict[str, FileRec
         name = path.name
         if not path.is_file() or name.endswith(_WEIGHTS) or name.startswith(".") or name == MANIFEST:
             continue
-        size = path.stat().st_size
-        if size > LARGEST_ASSET:
+        data = read_small(path, LARGEST_ASSET)
+        if len(data) > LARGEST_ASSET:
+            size = path.stat().st_size
             raise PublishError(f"{path}: has {size} bytes, files beside the weights have at most {LARGEST_ASSET}")
-        found[name] = _write_file(working / name, path.read_bytes(), files)
+        found[name] = _write_file(working / name, data, files)
     return found
 
 

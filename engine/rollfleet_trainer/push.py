@@ -123,6 +123,7 @@ class Push:
         self.sent_bytes = 0
         self._may_send = may_send
         self._digest: str | None = None
+        self.digest = ""  # that finish_weight_update told
         self.doors = tuple(
             Target(door, seat.rank_offset, seat.world_size) for door, seat in zip(doors, seats, strict=True)
         )
@@ -185,6 +186,7 @@ class Push:
         """Phase 4. The label is this version, the digest that of the newest whole pass of `source`, unless given."""
         label, told = weight_version or str(self.version), digest or self._digest
         self._fan.all(lambda target: target.client.finish_weight_update(label, told))
+        self.digest = told or ""
         self.finished = True
 
     def abort_weight_update(self, reason: str) -> None:

@@ -6,7 +6,6 @@ somebody has named it in between. Where nobody can be asked nothing is deleted.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -14,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rollfleet_trainer.checkpoints import Published, manifest_of, published
+from rollfleet_trainer.checkpoints import Published, manifest_of, published, relative_path
 from rollfleet_trainer.errors import PublishError
 from rollfleet_trainer.files import FILES, Files
 
 ABANDONED_AFTER_S = 86400.0  # a working folder in which nothing was written for so long has no writer any more
 ASIDE_S = 300.0  # since it was renamed: whoever took it aside may be asking about it right now
+CONFIG = "config.json"  # of a model
 _DELETED = ".deleted"
 _WORKING = ".part"
 
@@ -39,11 +39,17 @@ def paths_in_use(engines: Iterable[Mapping[str, Any]], versions: Iterable[Mappin
     """Checkpoints that RolloutEngines and WeightVersions speak of, as the API server gives these objects.
 
     Committed (late joiners and restored engines read it), named as source or recovery by a spec, and the one that an
-    update has begun with, which a newer spec may have left behind.
+    update has begun with, which a newer spec may have left behind. Of a fleet whose model is on the same volume what
+    its engines start from, told by a file in it: a model may have checkpoints in a folder below.
+
+    Read `versions` first: what is in use by a version is committed before the version goes on to another.
     """
     found: set[object] = set()
     for engine in engines:
         found.add(_at(engine, "status", "committed", "checkpoint"))
+        volume, model = _at(engine, "spec", "volumes", "model"), _at(engine, "spec", "model", "path")
+        if model and volume and volume == _at(engine, "spec", "volumes", "checkpoints"):
+            found.add(f"{model}/{CONFIG}")
     for version in versions:
         found.add(_at(version, "spec", "source", "checkpoint", "path"))
         found.add(_at(version, "spec", "recovery", "checkpoint", "path"))
@@ -78,6 +84,7 @@ def retain(
     """
     if keep < 1:
         raise ValueError(f"keep {keep}: at least one is kept")
+    relative_path(within, "any")  # ValueError before anything is looked at
     root = Path(root)
     paths = in_use()
     used = _Used(root, paths)
@@ -145,10 +152,10 @@ def _bring_back(root: Path, within: str, used: _Used, files: Files) -> None:
 def _tidy(root: Path, within: str, abandoned_after_s: float, files: Files) -> None:
     """Working folders without a writer, and what was taken aside and not deleted."""
     for path, _ in _hidden(root / within, _DELETED):
-        if time.time() - path.stat().st_ctime > ASIDE_S:
+        if files.clock_s(path.parent) - path.stat().st_ctime > ASIDE_S:
             files.remove_tree(path)
     for path, _ in _hidden(root / within, _WORKING):
-        if _age_s(path) > abandoned_after_s:
+        if files.clock_s(path.parent) - _written_s(path) > abandoned_after_s:
             files.remove_tree(path)
 
 
@@ -163,9 +170,9 @@ def _hidden(place: Path, suffix: str) -> list[tuple[Path, str]]:
     return found
 
 
-def _age_s(folder: Path) -> float:
-    """Since the last write into it."""
+def _written_s(folder: Path) -> float:
+    """When it was last written into."""
     newest = folder.stat().st_mtime
     with suppress(FileNotFoundError):
         newest = max([newest, *(path.stat().st_mtime for path in folder.iterdir())])
-    return time.time() - newest
+    return newest

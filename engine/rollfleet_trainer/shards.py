@@ -140,7 +140,7 @@ def read_shard(fd: int, name: str) -> tuple[ShardRecord, tuple[Stored, ...]]:
     try:
         header = json.loads(raw[LENGTH_BYTES:])
         found = tuple(_stored(tensor, entry, len(raw)) for tensor, entry in header.items() if tensor != "__metadata__")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnreadableError(f"{name}: its header cannot be read: {error}") from error
     end = max((each.offset + each.nbytes for each in found), default=len(raw))
     if not found or end != size:

@@ -55,7 +55,8 @@ class Store:
             made = publish(place, tensors, collective=collective or gathers, progress=progress, **how)
             version = self._background.run(self._control.name_recovery(made.path, made.digest))
             if keep is not None:
-                self.retain(place, keep=keep, within=how["within"])
+                # By a clock that was set back what was just written is the oldest of all.
+                self.retain(place, keep=keep, within=how["within"], also=lambda: [made.path])
             return replace(made, recovers=version)
 
         return lead(self._ranks, act)

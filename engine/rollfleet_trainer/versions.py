@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
     if engine["metadata"].get("deletionTimestamp"):
         raise NotPossible(f"{place}: the fleet is being deleted")
     if charge is not None and wish.version == charge["spec"]["version"] and is_under_way(charge):
+        _require_same(place, charge, wish)
         return Plan(int(charge["spec"]["version"]), charge["metadata"]["name"], creates=False, body=None)
     highest = highest_version(engine, charge)
     version = highest + 1 if wish.version is None else wish.version
@@ -87,6 +88,31 @@ def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
         "spec": _without_none(spec | {"engineRef": {"name": engine["metadata"]["name"]}}),
     }
     return Plan(version, name, creates=True, body=body)
+
+
+def _require_same(place: str, charge: Manifest, wish: Wish) -> None:
+    """Who sends a version that is asked for already changes nothing of it: its label, its checks are what was asked."""
+    version = int(charge["spec"]["version"])
+    wished = _without_none(_spec(version, wish))
+    del wished["source"]
+    if not wish.step:
+        del wished["step"]
+    others = sorted(_differing(wished, charge["spec"]))
+    if others:
+        raise NotPossible(
+            f"{place}: version {version} is asked for already, with another {', '.join(others)}: leave that out to "
+            "send what was asked for, or take a higher version"
+        )
+
+
+def _differing(wished: Manifest, have: Manifest) -> Iterator[str]:
+    """Fields, by their paths."""
+    for name, value in wished.items():
+        there = have.get(name)
+        if isinstance(value, dict):
+            yield from (f"{name}.{below}" for below in _differing(value, there if isinstance(there, dict) else {}))
+        elif there != value:
+            yield name
 
 
 def highest_version(engine: Manifest, charge: Manifest | None) -> int:

@@ -171,6 +171,44 @@ def test_a_saver_that_is_still_at_it(root: Path, weights: Arrays, monkeypatch: p
     assert not (root / "a" / MANIFEST).exists()
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def deep(path: Path) -> None:
+    path.write_bytes(b'{"weight_map": ' + b"[" * 200_000)
+
+
+def large(path: Path) -> None:
+    os.truncate(path, adopting.LARGEST_INDEX + 1)
+
+
+@pytest.mark.parametrize("name", [INDEX, "model-00002-of-00002.safetensors"])
+@pytest.mark.parametrize("how", [pipe, endless, deep, large])
+def test_files_that_are_none_hold_nobody_up(
+    root: Path, weights: Arrays, name: str, how: Callable[[Path], None]
+) -> None:
+    write(root / "weight_v000007", weights, 2)
+    assert (root / "weight_v000007" / name).exists()
+    how(root / "weight_v000007" / name)
+    with pytest.raises(PublishError, match=r"is not a regular file|is not whole|more than"):
+        adopt(root, "weight_v000007", step=7)
+
+
+def test_pipes_beside_the_weights_are_not_read(root: Path, model: ModelTensors, weights: Arrays) -> None:
+    write(root / "weight_v000007", weights, 2)
+    os.mkfifo(root / "weight_v000007" / "progress")
+    (root / "weight_v000007" / "log").symlink_to("/dev/zero")
+    made = adopt(root, "weight_v000007", step=7)
+    assert read_as_engines_do(root, "weight_v000007", model) == made.digest
+
+
 def test_a_folder_that_is_not_there(root: Path) -> None:
     with pytest.raises(CheckpointNotReadyError, match="is not there"):
         adopt(root, "nothing", step=1)

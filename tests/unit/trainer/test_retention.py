@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollfleet_engine.weights.coverage import ModelTensors
-from rollfleet_trainer import retention
-from rollfleet_trainer.checkpoints import published
+from rollfleet_protocol.manifest import MANIFEST, FileRecord, decode, encode
+from rollfleet_trainer import checkpoints, retention
+from rollfleet_trainer.checkpoints import INDEX, manifest_of, published
 from rollfleet_trainer.errors import PublishError
 from rollfleet_trainer.publishing import publish
 from rollfleet_trainer.retention import paths_in_use, retain
@@ -175,6 +177,80 @@ def test_keep_is_at_least_one(root: Path) -> None:
     with pytest.raises(ValueError, match="at least one"):
         retain(root, keep=0, in_use=nobody)
     assert retain(root, keep=1, in_use=nobody).kept == ()
+
+
+def test_by_whose_clock_something_is_old(root: Path, weights: Arrays, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a trainer whose clock is two days ahead everything would be old: what is being written or judged right now."""
+    make(root, weights, 1)
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    kept = [f".step-7.{'a' * 32}.deleted", f".step-8.{'b' * 32}.part"]
+    for name in kept:
+        (root / name).mkdir()
+    retain(root, keep=1, in_use=nobody)
+    assert names(root) == [*kept, "step-1"]
+
+
+@pytest.mark.parametrize("within", ["..", "a/../..", "/etc", "a\0"])
+def test_nothing_is_looked_at_outside(root: Path, weights: Arrays, within: str) -> None:
+    outside = root.parent / f".step-8.{'b' * 32}.part"
+    outside.mkdir()
+    make(root, weights, 1)
+    with pytest.raises(ValueError, match="within"):
+        retain(root, keep=1, in_use=nobody, within=within, abandoned_after_s=-1)
+    assert outside.exists()
+
+
+def forged(folder: Path, **changes: Any) -> None:
+    """A manifest that says something else, whole by its own sum."""
+    manifest = decode((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(encode(replace(manifest, **changes)))
+
+
+def test_what_somebody_left_there_stops_nobody(
+    root: Path, weights: Arrays, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Copies with names of unfinished ones, pipes, links in circles, names that are too long, folders of root's."""
+    make(root, weights, 8)
+    (root / "step-1").rename(root / "step-1.tmp")
+    (root / "step-2" / MANIFEST).unlink()
+    os.mkfifo(root / "step-2" / MANIFEST)
+    (root / "step-3" / INDEX).unlink()
+    (root / "step-3" / INDEX).symlink_to(INDEX)
+    forged(root / "step-4", files={"\N{SNOWMAN}" * 200: FileRecord(size=1, sha256="0" * 64)})
+    (root / "step-5" / MANIFEST).unlink()
+    (root / "step-5" / MANIFEST).mkdir()
+
+    def closed(folder: Path) -> Any:
+        if folder.name == "step-6":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return manifest_of(folder)
+
+    monkeypatch.setattr(checkpoints, "manifest_of", closed)
+    done = retain(root, keep=1, in_use=nobody)
+    assert [each.path for each in done.deleted] == ["step-7"]
+    assert [each.path for each in done.kept] == ["step-8"]
+    assert len(names(root)) == 7
+
+
+def test_the_model_that_engines_start_from_stays_where_it_is_on_the_same_volume(root: Path, weights: Arrays) -> None:
+    """A run that began with a checkpoint of the run before: nothing but its fleet's spec names it."""
+    make(root, weights, 3)
+    (root / "step-1" / "config.json").write_text("{}", encoding="utf-8")
+    volume = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
+    engine = {"spec": {"model": {"path": "step-1"}, "volumes": {"model": volume, "checkpoints": volume}}}
+    used = paths_in_use([engine], [])
+    retain(root, keep=1, in_use=lambda: used)
+    assert names(root) == ["step-1", "step-3"]
+    other = {"persistentVolumeClaim": {"claimName": "models"}}
+    engine["spec"]["volumes"] = {"model": other, "checkpoints": volume}
+    assert paths_in_use([engine], []) == set()
+
+
+def test_a_model_is_no_reason_to_keep_all_that_lies_below_it(root: Path, weights: Arrays) -> None:
+    make(root, weights, 2, within="qwen/steps")
+    (root / "qwen" / "config.json").write_text("{}", encoding="utf-8")
+    retain(root, keep=1, within="qwen/steps", in_use=lambda: ["qwen/config.json"])
+    assert names(root / "qwen" / "steps") == ["step-2"]
 
 
 def objects() -> tuple[dict[str, Any], dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 
 from rollfleet_trainer import NotPossible, RolloutFleet
 from rollfleet_trainer.checkpoints import published
+from rollfleet_trainer.copies import in_use
 from rollfleet_trainer.errors import ConflictError, PublishError, TrainerError, UnreachableError
 from rollfleet_trainer.publishing import publish
 from rollfleet_trainer.ranks import Word
@@ -196,6 +197,34 @@ async def test_old_copies_go_but_for_what_any_fleet_uses(
     assert [each.path for each in done.in_use] == ["step-1", "step-2", "step-3"]
     made = trainer.blocking.publish(weights, step=7, keep=1)
     assert [each.path for each in published(root)] == ["step-1", "step-2", made.path]
+
+
+async def test_what_is_committed_between_two_answers_is_in_use(api: MemoryApi):
+    """Named by the version until it is committed, and by the fleet from then on: it was in use all the time."""
+    serve(api, "sha256:another", source={"type": "Checkpoint", "checkpoint": {"path": "step-1"}})
+
+    def after_the_first(_method: str, _path: str) -> None:
+        api.failing = commits
+
+    def commits(_method: str, _path: str) -> None:
+        api.failing = lambda _method, _path: None
+        judge = {"metadata": {"namespace": "rl", "name": "qwen"}, "status": {"committed": {"checkpoint": "step-1"}}}
+        api.put(f"{ENGINES_PATH}/qwen", judge)
+        serve(api, "sha256:another", source={"type": "Checkpoint", "checkpoint": {"path": "step-4"}})
+
+    api.failing = after_the_first
+    assert "step-1" in await in_use(api, "rl")  # type: ignore[arg-type]
+
+
+def test_what_was_just_written_stays_whatever_the_clock_says(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("time.time_ns", lambda: 4 * 10**18)
+    fill(root, weights, 2)
+    monkeypatch.setattr("time.time_ns", lambda: 10**18)  # the clock was set right
+    made = trainer.blocking.publish(weights, step=3, keep=1)
+    assert made.folder.is_dir()
+    assert [each.path for each in published(root)] == ["step-3", "step-2"]
 
 
 def test_nothing_is_deleted_where_nobody_can_be_asked(

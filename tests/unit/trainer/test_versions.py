@@ -1,11 +1,12 @@
 """Which number a version gets, and what is written."""
 
+import re
 from typing import Any
 
 import pytest
 
 from rollfleet_trainer.errors import NotPossible
-from rollfleet_trainer.versions import Wish, in_charge, is_under_way, plan
+from rollfleet_trainer.versions import Wish, in_charge, is_under_way, logprob, plan
 
 
 def engine(committed: int | None = 0, uid: str | None = None) -> dict[str, Any]:
@@ -77,6 +78,39 @@ def test_a_version_that_waits_for_a_trainer_is_not_asked_for_again():
     assert not is_under_way(weight_version(5, source="Checkpoint", status={"phase": "Preparing"}))
     assert is_under_way(weight_version(5, status={"version": 4}))
     assert is_under_way(weight_version(5, status={"phase": "Failed", "observedGeneration": 2})), "it was asked again"
+
+
+def test_who_sends_what_is_asked_for_already_cannot_ask_for_something_else_by_that():
+    """A trainer that went back to an older step, or has its own check: it would be left out, and nobody would know."""
+    asked = weight_version(5, status={"phase": "Preparing"})
+    asked["spec"] |= {
+        "step": "100",
+        "pause": {"mode": "abort", "drainTimeoutSeconds": 60},
+        "verify": {"digest": "Required", "probe": {"tokens": [1, 2], "expectedLogprobs": [logprob(-1.5)]}},
+        "recovery": {"checkpoint": {"path": "step-100"}},
+        "deadlines": {"transferSeconds": 600},
+    }
+    same: list[dict[str, Any]] = [
+        {},
+        {"step": "100", "pause": "abort", "drain_timeout_s": 60},
+        {"probe": [1, 2], "probe_logprobs": [-1.5], "recovery": "step-100"},
+        {"spec": {"deadlines": {"transferSeconds": 600}, "verify": {"digest": "Required"}}},
+    ]
+    for wish in same:
+        assert plan(engine(4), asked, Wish(version=5, **wish)).body is None
+    others: list[tuple[dict[str, Any], str]] = [
+        ({"step": "90"}, "step"),
+        ({"pause": "keep"}, "pause.mode"),
+        ({"probe": [1, 2, 3]}, "verify.probe.tokens"),
+        ({"probe": [1, 2], "probe_logprobs": [-2.0]}, "verify.probe.expectedLogprobs"),
+        ({"recovery": "step-90", "step": "90"}, "recovery.checkpoint.path, step"),
+        ({"spec": {"minServing": 2}}, "minServing"),
+    ]
+    for wish, fields in others:
+        with pytest.raises(
+            NotPossible, match=f"version 5 is asked for already, with another {re.escape(fields)}: leave"
+        ):
+            plan(engine(4), asked, Wish(version=5, **wish))
 
 
 def test_of_several_objects_the_one_that_brought_the_commit_leads_else_the_oldest():

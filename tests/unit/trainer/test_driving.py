@@ -1,0 +1,106 @@
+"""How an update is followed to its end, and what its end is held against."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import looptime
+import pytest
+
+from rollfleet_trainer import RolloutFleet, UpdateFailed
+from rollfleet_trainer.apiserver import ApiServer
+from rollfleet_trainer.control import AGAIN_S
+from rollfleet_trainer.driving import Driver, Run
+from rollfleet_trainer.errors import UnreachableError
+from rollfleet_trainer.versions import Wish
+from tests.support.memory_api import POLICY_PATH, MemoryApi, fleet
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    return fleet()
+
+
+@pytest.fixture
+def driver(api: MemoryApi) -> Iterator[Driver]:
+    one = RolloutFleet("rl/qwen", service_account="grpo")
+    assert one._driver is not None
+    one._driver.control._api = api  # type: ignore[assignment]
+    yield one._driver
+    one.blocking.close()
+
+
+def asked(driver: Driver) -> Run:
+    run = driver._ask(Wish(), None)
+    driver._background.run(driver.control.end())
+    return run
+
+
+def serves(driver: Driver, api: MemoryApi, digest: str) -> None:
+    """The operator has committed it."""
+    api.put_status(POLICY_PATH, version=1, phase="Active", digest=digest, digestSource="Trainer")
+    driver.control._weight_version = api.objects[POLICY_PATH]
+
+
+def test_a_fleet_that_serves_other_weights_than_were_sent_is_told(driver: Driver, api: MemoryApi):
+    """Engines and operator may all believe a guard that lies, or compares nothing."""
+    run = asked(driver)
+    serves(driver, api, "sha256:aa")
+    run.digest = "sha256:bb"
+    with pytest.raises(
+        UpdateFailed, match="version 1: the fleet serves sha256:aa, and this trainer sent sha256:bb"
+    ) as told:
+        driver._updated(run)
+    assert told.value.reason == "DigestDisagrees"
+
+
+@pytest.mark.parametrize("sent", ["sha256:aa", ""])
+def test_what_was_sent_is_what_is_served_or_is_not_known(driver: Driver, api: MemoryApi, sent: str):
+    """Not known: an engine's last answer was lost, and the operator judged by what it says of itself."""
+    run = asked(driver)
+    serves(driver, api, "sha256:aa")
+    run.digest = sent
+    assert driver._updated(run).digest == "sha256:aa"
+
+
+def test_a_watch_that_ends_at_once_is_not_asked_for_without_end(driver: Driver, api: MemoryApi):
+    """Something between may close what stays open."""
+
+    class Ending:
+        gets = 0
+
+        async def get(self, _path: str) -> dict[str, Any]:
+            self.gets += 1
+            return api.objects[POLICY_PATH]
+
+        async def watch(self, *_: str) -> AsyncIterator[dict[str, Any]]:
+            for news in ():
+                yield news
+
+    run, ending = asked(driver), Ending()
+
+    async def follow() -> None:
+        async with asyncio.timeout(20.25 * AGAIN_S):
+            await driver.control._follow(ending, run.asked)  # type: ignore[arg-type]
+
+    with closing(looptime.new_event_loop()) as loop, pytest.raises(TimeoutError):
+        loop.run_until_complete(follow())
+    assert ending.gets == 21
+
+
+@pytest.mark.parametrize("line", [b"<html>", b"[]", b"{}", b'{"type": "ADDED"}'])
+async def test_what_is_no_event_of_a_watch_is_an_api_server_that_is_away(line: bytes, monkeypatch: pytest.MonkeyPatch):
+    class Content:
+        async def iter_any(self) -> AsyncIterator[bytes]:
+            yield line + b"\n"
+
+    async def answer(*_: object) -> SimpleNamespace:
+        return SimpleNamespace(response=SimpleNamespace(content=Content(), close=lambda: None))
+
+    server = ApiServer(None)
+    monkeypatch.setattr(server, "_answer", answer)
+    with pytest.raises(UnreachableError, match="is no event"):
+        async for _ in server.watch("/weightversions", "qwen-policy", "1"):
+            pass
