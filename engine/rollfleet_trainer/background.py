@@ -21,6 +21,7 @@ class Background:
         self._loop = asyncio.new_event_loop()
         self._pid = os.getpid()
         self._closed = False
+        self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -39,10 +40,11 @@ class Background:
         if os.getpid() != self._pid:
             call.close()
             raise NotPossible("this object was made before the process forked: make a new one in the child")
-        if self._closed:
-            call.close()
-            raise NotPossible("this object was closed")
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        with self._ending:  # what is begun before the end is cancelled by it
+            if self._closed:
+                call.close()
+                raise NotPossible("this object was closed")
+            future = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return future.result()
         except BaseException:
@@ -51,10 +53,13 @@ class Background:
 
     def close(self) -> None:
         """End the thread. What still runs in the loop is cancelled."""
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._cancel_all)
+        with self._ending:
+            if self._closed:
+                return
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._cancel_all)
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()

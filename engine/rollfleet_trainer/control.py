@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rollfleet_protocol.engine_config import FleetIdentity
-from rollfleet_protocol.senders import holder_identity, offer
+from rollfleet_protocol.senders import account_of, holder_identity, offer
 from rollfleet_trainer import copies
 from rollfleet_trainer.apiserver import API, ApiServer, path_of
 from rollfleet_trainer.background import Background
@@ -33,7 +33,7 @@ from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Serving, Standing, judge
 from rollfleet_trainer.sending import Fleet
 from rollfleet_trainer.tokens import Tokens, account_of_caller
-from rollfleet_trainer.versions import Plan, Wish, in_charge, plan
+from rollfleet_trainer.versions import Plan, Wish, in_charge, plan, require_account
 
 logger = logging.getLogger("rollfleet.trainer")
 
@@ -171,6 +171,7 @@ class Control:
         words = ""
         for _ in range(WRITES):
             charge = await self._charge(api)
+            require_account(charge, account_of(self._keeper.holder))
             planned = plan(self._engine, charge, wish)
             try:
                 written = await self._write(api, planned, charge)

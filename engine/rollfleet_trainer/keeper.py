@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollfleet_protocol.senders import account_of, sender_lease
+from rollfleet_protocol.words import fitted
 from rollfleet_trainer.apiserver import LEASES_API, ApiServer, Manifest, path_of
 from rollfleet_trainer.errors import (
     AnotherSender,
@@ -35,6 +36,7 @@ LOOK_S = 1.0  # between looks at another's Lease
 RELEASE_S = 2.0
 MISSING_S = 10.0  # how long a Lease that is not there is waited for: the operator makes it with the fleet
 JITTER = 0.2
+LONGEST_HOLDER = 200  # characters in a message
 
 
 class Keeper:
@@ -87,13 +89,18 @@ class Keeper:
                 break
             if rival.lives and self._monotonic() - began >= wait_s:
                 raise AnotherSender(
-                    f"{self._place}: {self._lease.holder!r} holds Lease {self.name} and renews it: end that trainer, "
+                    f"{self._place}: {self._rival!r} holds Lease {self.name} and renews it: end that trainer, "
                     f"or wait for it (wait_s; {wait_s:g} s have passed)",
-                    self._lease.holder,
+                    self._rival,
                 )
             await asyncio.sleep(min(max(free_in_s, RETRY_S), LOOK_S))
         self._lost = ""
         self._renewing = asyncio.create_task(self._renew(), name=f"renewal of {self.name}")
+
+    @property
+    def _rival(self) -> str:
+        """Who holds the Lease, for messages: it is whatever somebody wrote there."""
+        return fitted(self._lease.holder, LONGEST_HOLDER)
 
     async def _look(self, rival: Rival, began: float) -> float:
         """Read the Lease; seconds until it may be taken."""
@@ -160,7 +167,7 @@ class Keeper:
                 self._lose(f"Lease {self.name}: {error}")
                 break
             if self._lease.holder != self.holder:
-                self._lose(f"{self._lease.holder or 'nobody'!r} holds Lease {self.name} now")
+                self._lose(f"{self._rival or 'nobody'!r} holds Lease {self.name} now")
                 break
             await asyncio.sleep(RETRY_S)
         raise SenderLost(f"{self._place}: {self.why_lost()}: this process sends no more; start the update anew")

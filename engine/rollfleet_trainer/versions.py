@@ -121,6 +121,18 @@ def highest_version(engine: Manifest, charge: Manifest | None) -> int:
     return max(asked, int(_committed(engine).get("version") or 0))
 
 
+def require_account(charge: Manifest | None, account: str) -> None:
+    """NotPossible where spec.source.trainer keeps pushes for another ServiceAccount: a bump leaves that as it is."""
+    trainer = {} if charge is None else charge["spec"]["source"].get("trainer") or {}
+    wanted = trainer.get("serviceAccountName")
+    if charge is not None and wanted not in (None, account):
+        place = f"{charge['metadata']['namespace']}/{charge['metadata']['name']}"
+        raise NotPossible(
+            f"{place}: spec.source.trainer.serviceAccountName is {wanted!r}, this trainer sends as {account!r}: send "
+            "as that one (service_account), or take the field out of the WeightVersion"
+        )
+
+
 def is_under_way(charge: Manifest) -> bool:
     """Whether its version is a trainer's that has not ended: whoever offers it may send it."""
     if charge["spec"]["source"]["type"] != "Trainer":

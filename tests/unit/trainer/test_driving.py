@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 
 from rollfleet_trainer import RolloutFleet, UpdateFailed
 from rollfleet_trainer.apiserver import ApiServer
+from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import AGAIN_S
 from rollfleet_trainer.driving import Driver, Run
-from rollfleet_trainer.errors import UnreachableError
+from rollfleet_trainer.errors import NotPossible, UnreachableError
 from rollfleet_trainer.versions import Wish
 from tests.support.memory_api import POLICY_PATH, MemoryApi, fleet
 
@@ -63,6 +65,41 @@ def test_what_was_sent_is_what_is_served_or_is_not_known(driver: Driver, api: Me
     serves(driver, api, "sha256:aa")
     run.digest = sent
     assert driver._updated(run).digest == "sha256:aa"
+
+
+@pytest.mark.parametrize("version", [None, 7])
+def test_a_version_that_is_kept_for_another_account_is_not_asked_for(
+    driver: Driver, api: MemoryApi, version: int | None
+):
+    """The operator would wait for that one, up to prepareSeconds, and fail the version."""
+    source = {"type": "Trainer", "trainer": {"serviceAccountName": "ppo"}}
+    spec = {"engineRef": {"name": "qwen"}, "version": 7, "source": source}
+    api.put(POLICY_PATH, {"metadata": {"namespace": "rl", "name": "qwen-policy"}, "spec": spec})
+    with pytest.raises(NotPossible, match="serviceAccountName is 'ppo', this trainer sends as 'grpo'"):
+        driver._ask(Wish(version=version), None)
+    assert api.objects[POLICY_PATH]["spec"] == spec
+    spec["source"]["trainer"] = {"serviceAccountName": "grpo"}
+    api.put(POLICY_PATH, api.objects[POLICY_PATH] | {"spec": spec})
+    driver._ask(Wish(version=version), None)
+
+
+def test_whoever_calls_at_the_moment_of_the_end_is_not_left_waiting():
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    def call(one: Background) -> str:
+        try:
+            one.run(never())
+        except (NotPossible, CancelledError) as error:
+            return type(error).__name__
+        return ""
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(30):
+            one = Background("closing")
+            calls = [pool.submit(call, one) for _ in range(8)]
+            one.close()
+            assert {each.result(timeout=30) for each in calls} <= {"NotPossible", "CancelledError"}
 
 
 def test_a_watch_that_ends_at_once_is_not_asked_for_without_end(driver: Driver, api: MemoryApi):

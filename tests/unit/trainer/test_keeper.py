@@ -121,6 +121,16 @@ async def test_a_second_live_trainer_is_refused_by_name(trainers: Trainers):
     assert one.holds()
 
 
+async def test_words_of_a_holder_are_shown_as_words(trainers: Trainers):
+    """Whoever may write the Lease writes there what it likes."""
+    await trainers.new("\x1b]0;owned\x07" + "x" * 100_000).take(0)
+    with pytest.raises(AnotherSender) as refused:
+        await trainers.new("b").take(0)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 500
+    assert len(refused.value.holder) <= 200
+
+
 async def test_a_second_trainer_waits_as_long_as_it_was_told(trainers: Trainers):
     one, two = trainers.new("a"), trainers.new("b")
     await one.take(0)
