@@ -15,6 +15,7 @@ import httpx
 
 from rollfleet_protocol.ipc import plain_handles
 from rollfleet_protocol.pushes import HOLDER_HEADER
+from rollfleet_protocol.pushes import LONGEST_WORDS as REASON_WORDS
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.words import fitted
 from rollfleet_trainer.calls import Sockets, within
@@ -81,7 +82,8 @@ class GuardClient:
 
     def abort_weight_update(self, reason: str) -> None:
         """In place of the fourth, at any time: the push comes to nothing, and the engine's operator is told why."""
-        self._post("abort_weight_update", {"reason": reason}, min(ABORT_S, self._timeout_s))
+        words = fitted(reason, REASON_WORDS) or "no reason was given"
+        self._post("abort_weight_update", {"reason": words}, min(ABORT_S, self._timeout_s))
 
     def _post(self, route: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
         headers = {"Authorization": f"Bearer {self._token()}", "Host": self._server_name}

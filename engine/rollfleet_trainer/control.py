@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import re
 import secrets
 import socket
 import time
@@ -37,6 +38,7 @@ from rollfleet_trainer.versions import Plan, Wish, in_charge, plan, require_acco
 
 logger = logging.getLogger("rollfleet.trainer")
 
+NO_NAME = re.compile("[^A-Za-z0-9.-]")  # characters that no host's name has
 WRITES = 8  # against other writers
 AGAIN_S, LONGEST_AGAIN_S = 0.5, 5.0  # before the API server is asked again
 SLICE_S = 0.5  # of waiting: how late the loss of a Lease is told at most
@@ -151,7 +153,8 @@ class Control:
         self._engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
         if self.keeper is None:
             account = await self._account(api)
-            instance = f"{socket.gethostname()[:64]}-{secrets.token_hex(4)}"
+            host = NO_NAME.sub("-", socket.gethostname())[:64]  # it goes into a header of each call
+            instance = f"{host}-{secrets.token_hex(4)}"
             holder = holder_identity(account, instance)
             self.keeper = Keeper(api, self._namespace, self._name, holder, self._duration_s)
             self.tokens = Tokens(api, self._background, (self._namespace, account))

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 from rollfleet_trainer.errors import TransferError
 
+MOST_TOLD = 10  # engines whose words an error has
+
 
 class SyncClient(Protocol):
     """vLLM's four methods, the digest at the end of them, and how to break off."""
@@ -62,7 +64,7 @@ class FanOut:
         return [self._pool.submit(call, target) for target in self.targets]
 
     def all(self, call: Callable[[Target], None]) -> None:
-        """At all engines, to the end. Raises TransferError with the words of every engine that failed."""
+        """At all engines, to the end. Raises TransferError with the words of those that failed, ten at most."""
         settle(self.begin(call))
 
     def close(self) -> None:
@@ -71,9 +73,10 @@ class FanOut:
 
 
 def settle(calls: Sequence[Future[None]]) -> None:
-    """Wait for all; raise what failed, together."""
+    """Wait for all; raise what failed, together: a fleet may have a thousand that say the same."""
     failed = [str(error) for call in calls if isinstance(error := call.exception(), TransferError)]
     if failed:
-        raise TransferError("; ".join(failed))
+        more = f"; and {len(failed) - MOST_TOLD} more engines" if len(failed) > MOST_TOLD else ""
+        raise TransferError("; ".join(failed[:MOST_TOLD]) + more)
     for call in calls:
         call.result()

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES, TRAINER_ERROR_KEY
+from rollfleet_protocol.words import fitted
 from rollfleet_trainer.errors import TransferError
 from rollfleet_trainer.fan_out import Target, settle
 from rollfleet_trainer.sender import Sender, first_line
@@ -127,7 +128,7 @@ class GlooSender(Sender):
         """Tell the engines why, and end their waiting by closing the connections. The store stays for them to read."""
         if self._store is not None:
             # By a connection of its own: the other one is held, up to its timeout, by a group that does not form.
-            self._store.clone().set(TRAINER_ERROR_KEY, why[:LONGEST_WORDS])
+            self._store.clone().set(TRAINER_ERROR_KEY, fitted(why, LONGEST_WORDS))
         self._abandon()
 
     def _abandon(self) -> None:

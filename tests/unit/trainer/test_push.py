@@ -1,18 +1,25 @@
 """vLLM's four calls over several engines: order, doors that open late, ends that come from elsewhere."""
 
+import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rollfleet_engine.guard.native import LARGEST_REASON
+from rollfleet_protocol.pushes import AbortCall
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer import push as push_module
+from rollfleet_trainer.client import GuardClient
 from rollfleet_trainer.errors import NotPossible, RefusedError, SenderLost, TransferError
-from rollfleet_trainer.fan_out import group_size
+from rollfleet_trainer.fan_out import group_size, settle
 from rollfleet_trainer.looks import Seat
 from rollfleet_trainer.push import Door, Push, group_name
 from rollfleet_trainer.sending import require_sender
+from tests.support.certificates import write_certificate
 
 SEATS = (
     Seat("qwen-0", "uid-0", "i0", "https://10.0.0.1:8001", 1, 2),
@@ -125,6 +132,30 @@ def test_other_refusals_are_told_at_once_and_of_all_engines(engines: list[Engine
     with pytest.raises(TransferError, match=r"wrong order.*ConnectError"):
         begin(engines).init_weight_transfer_engine({})
     assert engines[0].calls == []
+
+
+def test_of_many_engines_some_are_told_and_the_rest_counted():
+    calls: list[Future[None]] = [Future() for _ in range(1000)]
+    for number, call in enumerate(calls):
+        call.set_exception(TransferError(f"qwen-{number}: update_weights: " + "x" * 4096))
+    with pytest.raises(TransferError, match=r"qwen-0: .*qwen-9: .*; and 990 more engines$") as told:
+        settle(calls)
+    assert len(str(told.value)) < 50_000
+
+
+@pytest.mark.parametrize("reason", ["", "long " * 1000, "half of a pair: \ud800", "\x1b]0;owned\x07" * 400])
+def test_whatever_ends_a_push_is_told_as_a_guard_takes_it(reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_certificate(tmp_path, "qwen")
+    guard = GuardClient(
+        "https://10.0.0.1:8001", str, ca=(tmp_path / "tls.crt").read_text(), server_name="qwen", timeout_s=1
+    )
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(guard, "_post", lambda _route, body, _timeout_s: told.append(body))
+    guard.abort_weight_update(reason)
+    guard.close()
+    raw = json.dumps(told[0], ensure_ascii=False).encode()
+    assert AbortCall.model_validate_json(raw).reason
+    assert len(raw) <= LARGEST_REASON
 
 
 def test_who_is_no_longer_the_sender_calls_nobody(engines: list[Engine]):
