@@ -72,6 +72,12 @@ class FanOut:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def given_up(calls: Sequence[Future[None]]) -> str:
+    """What the engines said whose calls have failed by now, a line each; empty where none has."""
+    errors = (call.exception() for call in calls if call.done())
+    return "; ".join(str(error).partition("\n")[0] for error in errors if error is not None)
+
+
 def settle(calls: Sequence[Future[None]]) -> None:
     """Wait for all; raise what failed, together: a fleet may have a thousand that say the same."""
     failed = [str(error) for call in calls if isinstance(error := call.exception(), TransferError)]

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES, TRAINER_ERROR_KEY
 from rollfleet_protocol.words import fitted
 from rollfleet_trainer.errors import TransferError
-from rollfleet_trainer.fan_out import Target, settle
+from rollfleet_trainer.fan_out import Target, given_up, settle
 from rollfleet_trainer.sender import Sender, first_line
 from rollfleet_trainer.tensors import Bytes, Sent, listed, nbytes, raw_bytes
 from rollfleet_transport.gloo import group_of
@@ -84,7 +84,7 @@ class GlooSender(Sender):
         threading.Thread(target=form, name="rollfleet-gloo-form", daemon=True).start()
         wait([forming, *joining], return_when=FIRST_EXCEPTION)
         if not forming.done():
-            raise RuntimeError("an engine did not join")
+            raise RuntimeError(f"an engine did not join: {given_up(joining)}")
         return forming.result()
 
     def _joined(self) -> bool:

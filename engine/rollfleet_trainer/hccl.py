@@ -21,7 +21,7 @@ import torch
 
 from rollfleet_protocol.pushes import PACKED_BUFFER_BYTES, PACKED_BUFFERS
 from rollfleet_trainer.errors import TransferError
-from rollfleet_trainer.fan_out import Target, settle
+from rollfleet_trainer.fan_out import Target, given_up, settle
 from rollfleet_trainer.sender import Sender, first_line
 from rollfleet_trainer.tensors import Sent, listed, nbytes
 from rollfleet_transport.aside import Aside
@@ -114,9 +114,10 @@ class HcclSender(Sender):
     def _watched(self, work: Aside[_T], engines: Sequence[Future[None]], late: Callable[[], bool]) -> _T:
         """What the work returns; RuntimeError where an engine has given up, or it takes too long."""
         while not work.done(LOOK_S):
-            failed = any(call.done() and call.exception() is not None for call in engines)
+            failed = given_up(engines)
             if (failed or late()) and work.give_up():
-                raise RuntimeError("an engine takes no more" if failed else f"not done within {self._timeout_s:g} s")
+                why = f"an engine takes no more: {failed}" if failed else f"not done within {self._timeout_s:g} s"
+                raise RuntimeError(why)
         return work.result()
 
     def _break_off(self, why: str) -> None:

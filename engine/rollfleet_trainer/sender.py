@@ -12,7 +12,7 @@ import torch
 
 from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES
 from rollfleet_trainer.errors import TransferError
-from rollfleet_trainer.fan_out import FanOut, Target, group_size, settle
+from rollfleet_trainer.fan_out import FanOut, Target, given_up, group_size, settle
 from rollfleet_trainer.tensors import Sent
 
 NOTHING = "there are no tensors to send"
@@ -95,8 +95,8 @@ class Sender(ABC):
 
     def _require_takers(self) -> None:
         """RuntimeError where an engine has said that it takes no more: nobody else would end the sending."""
-        if any(call.done() and call.exception() is not None for call in self._receiving):
-            raise RuntimeError("an engine takes no more")
+        if words := given_up(self._receiving):
+            raise RuntimeError(f"an engine takes no more: {words}")
 
     def _break_off(self, why: str) -> None:
         """Tell every engine why. One that cannot be told, or has ended the transfer itself, has its own words."""
