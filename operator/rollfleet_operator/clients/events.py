@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rollfleet_operator.api.meta import API_VERSION
+from rollfleet_operator.clients.ending import end_if_asked
 from rollfleet_operator.clients.errors import AlreadyExists, RollfleetError, Terminating
 from rollfleet_operator.core.actions import Event
 from rollfleet_operator.ports import EVENTS, NAME_LENGTH, Cluster, Manifest
@@ -60,6 +61,7 @@ class Recorder:
     async def run(self) -> None:
         """Write what was recorded, until cancelled. Several may run at once."""
         while True:
+            end_if_asked()
             said = await self._waiting.get()
             self._waiting_of[said.uid] -= 1
             if not self._waiting_of[said.uid]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
+from rollfleet_operator.clients.ending import end_if_asked
 from rollfleet_operator.clients.errors import Disowned, Refused, RollfleetError, StaleAttempt, Unguarded, clipped
 from rollfleet_operator.clients.guards import Endpoint
 from rollfleet_operator.clients.pace import Pace
@@ -78,6 +79,7 @@ class Follower:
         """Follow until cancelled."""
         after: int | None = None
         while True:
+            end_if_asked()
             await _in_turn(self._pace)
             asked = time.monotonic()
             try:

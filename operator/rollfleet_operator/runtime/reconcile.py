@@ -9,6 +9,7 @@ from datetime import datetime
 from rollfleet_operator.api.meta import LABEL_OPERATOR
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.api.weightversion import WeightVersion, WeightVersionStatus
+from rollfleet_operator.clients.ending import end_if_asked
 from rollfleet_operator.clients.errors import (
     Busy,
     Conflict,
@@ -65,6 +66,7 @@ class Reconciler:
     async def work(self) -> None:
         """Take keys from the queue until cancelled."""
         while True:
+            end_if_asked()
             await self.reconcile(await self._records.queue.get())
 
     async def reconcile(self, key: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rollfleet_operator.api.meta import LABEL_ENGINE, LABEL_FLEET
 from rollfleet_operator.clients.certificates import Certificates
+from rollfleet_operator.clients.ending import end_if_asked
 from rollfleet_operator.clients.errors import Busy, RollfleetError, Unreachable
 from rollfleet_operator.ports import CHILDREN, LEASES, PODS, ROLLOUT_ENGINES, WEIGHT_VERSIONS, Cluster, Manifest
 from rollfleet_operator.runtime.records import Records
@@ -48,6 +49,7 @@ class Resync:
         whole = loop.time() + self._period()
         glance = loop.time() + GLANCE_S
         while True:
+            end_if_asked()
             await asyncio.sleep(min(TICK_S, self.period_s) * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             deaf = self.watchdog.ledger.overdue()
             if deaf:
@@ -65,6 +67,7 @@ class Resync:
             try:
                 await self.once()
             except RollfleetError as error:
+                end_if_asked()
                 self._failed("resync", error)
                 await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             else:

@@ -131,6 +131,32 @@ async def test_a_pass_that_runs_when_the_term_ends_runs_no_further(office: Offic
     assert ("status", "rolloutengines", "qwen") not in desk.writes()
 
 
+async def test_a_term_ends_also_where_a_call_fails_at_that_very_moment(office: Office) -> None:
+    """asyncio.gather raises such a failure and swallows the cancellation: the pass goes on as after any other one."""
+    desk = office.desk
+    failing: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    leading = await begin(office)
+    real_get, real_list = desk.cluster.get, desk.cluster.list
+
+    async def get(*_: Any) -> Any:
+        await failing
+
+    async def listed(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    desk.cluster.get, desk.cluster.list = get, listed  # type: ignore[method-assign]
+    desk.queue.put(KEY)
+    await asyncio.sleep(2)
+    assert desk.queue.longest_pass_s() > 0
+    failing.set_exception(Unreachable("no answer"))
+    leading.cancel()
+    _, still = await asyncio.wait({leading}, timeout=300)
+    assert not still, "the term has no end"
+    desk.cluster.get, desk.cluster.list = real_get, real_list  # type: ignore[method-assign]
+    await end(await begin(office))
+    assert desk.queue.longest_pass_s() == 0
+
+
 async def test_a_deaf_watch_is_found_by_a_glance_and_everything_is_read_again(office: Office) -> None:
     desk = office.desk
     beating, watching = asyncio.create_task(office.dog.beat()), asyncio.create_task(office.resync.run())
