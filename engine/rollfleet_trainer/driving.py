@@ -36,6 +36,7 @@ class Run:
 
     asked: Asked
     on_progress: OnProgress | None
+    nbytes: int = 0  # that are to be sent, as far as that is known
     began_s: float = field(default_factory=time.monotonic)
     look: Look | None = None
     served: int = 0  # epoch of the attempt that was sent for last
@@ -58,6 +59,7 @@ class Run:
             done=look.done,
             total=look.total,
             sent_bytes=sent_bytes,
+            total_bytes=self.nbytes if look.phase == "Transferring" else 0,
             seconds=0.0,  # no change by itself
             message=look.message,
         )
@@ -89,6 +91,7 @@ class Driver:
         self._part_bytes = part_bytes
         self._asked = asked
         self._line: Line | None = None
+        self._nbytes = 0  # of the version that was sent last
         self._run: Run | None = None
 
     def spec(self) -> Manifest:
@@ -108,7 +111,10 @@ class Driver:
     def _ended(self, weights: Weights, wish: Wish, on_progress: OnProgress | None) -> Update:
         with self._ending():
             require_sender((self.spec().get("weightTransfer") or {}).get("backend") or "", self._ranks.size)
-            return self._update(weights, self._ask(wish, on_progress))
+            run = self._ask(wish, on_progress)
+            if on_progress is not None:
+                run.nbytes = weights.nbytes() or self._nbytes
+            return self._update(weights, run)
 
     def _update(self, weights: Weights, run: Run) -> Update:
         while True:
@@ -167,6 +173,7 @@ class Driver:
         try:
             push = self._push(run.asked.version, look)
             run.digest = self._required_line().send(push, passing, self._part_bytes, run.report)
+            self._nbytes = push.sent_bytes
         except TransferError as error:
             self._go_on(passing)
             self._drop_line()

@@ -6,6 +6,7 @@ through the same tensors in the same order, also when a push fails half-way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -71,6 +72,19 @@ def without_tied(given: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
         yield name, tensor
 
 
+def described(given: Given) -> list[Any] | None:
+    """Name, dtype and full shape of every tensor, without gathering one; None where only a pass would tell."""
+    if isinstance(given, torch.nn.Module):
+        pairs: Iterable[Pair] = given.named_parameters()
+    elif isinstance(given, Mapping):
+        pairs = without_tied(given)
+    elif callable(metadata := getattr(given, "metadata", None)):
+        return list(metadata())
+    else:
+        return None
+    return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pairs]
+
+
 class Weights:
     """What `update` was given. A pass yields each tensor whole, and whether its memory is the trainer's own anyway.
 
@@ -82,6 +96,10 @@ class Weights:
         self._given = given
         self._consumed = False
         self._kept: list[Pair] | None = []
+
+    def nbytes(self) -> int:
+        """Of all of them, or 0 where only a pass would tell."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in described(self._given) or ())
 
     def require_another_pass(self) -> None:
         """NotPossible where there can be none."""
@@ -168,19 +186,13 @@ class DigestedSource:
 
     def metadata(self) -> list[Any]:
         """Name, dtype and full shape of every tensor, without gathering one. NotPossible for what tells none."""
-        given = self._given
-        if isinstance(given, torch.nn.Module):
-            pairs: Iterable[Pair] = given.named_parameters()
-        elif isinstance(given, Mapping):
-            pairs = without_tied(given)
-        elif callable(metadata := getattr(given, "metadata", None)):
-            return list(metadata())
-        else:
+        found = described(self._given)
+        if found is None:
             raise NotPossible(
-                f"source: of a {type(given).__name__} nobody knows beforehand which tensors come: give a module, a "
-                "mapping, or a WeightSource with metadata()"
+                f"source: of a {type(self._given).__name__} nobody knows beforehand which tensors come: give a module, "
+                "a mapping, or a WeightSource with metadata()"
             )
-        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pairs]
+        return found
 
     def __iter__(self) -> Iterator[Pair]:
         sent = Sent()

@@ -12,6 +12,7 @@ from rollfleet_trainer.errors import EngineProblem
 from rollfleet_trainer.looks import Asked, Manifest, problems_of
 
 MIB = 1 << 20
+BAR = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,18 @@ class Progress:
     sent_bytes: int  # by this process, in this attempt
     seconds: float  # since the update was asked for
     message: str = ""  # what is waited for
+    total_bytes: int = 0  # while it transfers: that are to be sent, or were for the version before; 0: not known
+
+    @property
+    def share(self) -> float | None:
+        """Of the bytes that are to be sent; None where nobody knows how many."""
+        return min(1.0, self.sent_bytes / self.total_bytes) if self.total_bytes else None
 
     def words(self) -> str:
         """One line."""
         engines = f" {self.done}/{self.total} engines" if self.total else ""
-        sent = f", {self.sent_bytes / MIB:.0f} MiB sent" if self.sent_bytes else ""
+        of = f" of {self.total_bytes / MIB:.0f}" if self.total_bytes else ""
+        sent = f", {self.sent_bytes / MIB:.0f}{of} MiB sent" if self.sent_bytes else ""
         again = f", attempt {self.attempt}" if self.attempt > 1 else ""
         return f"version {self.version} {self.phase}{engines}{sent}{again}, {self.seconds:.0f} s"
 
@@ -95,7 +103,10 @@ OnProgress = Callable[[Progress], None]
 
 
 class ProgressLine:
-    """Shows progress: one line that changes on a terminal, else a line per phase. Give it as `on_progress`."""
+    """Shows progress: on a terminal a line that changes, with a bar of the bytes sent; else a line per phase.
+
+    Give it as `on_progress`.
+    """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -105,11 +116,19 @@ class ProgressLine:
     def __call__(self, progress: Progress) -> None:
         """Show it."""
         words, phase = progress.words(), (progress.phase, progress.attempt)
-        ended = progress.phase == "Active"
+        ended = progress.phase in ("Active", "Failed")
         if self._stream.isatty():
+            words = f"{_bar(progress.share)}{words}"
             self._stream.write(f"\r{words.ljust(self._width)}" + ("\n" if ended else ""))
             self._width = len(words)
         elif phase != self._phase:
             self._stream.write(f"{words}\n")
         self._phase = phase
         self._stream.flush()
+
+
+def _bar(share: float | None) -> str:
+    if share is None:
+        return ""
+    done = round(share * BAR)
+    return f"[{'#' * done}{'.' * (BAR - done)}] "

@@ -202,7 +202,8 @@ class Trainer:
         if self._thread.is_alive():
             return {"error": "the update has no end", "type": "", "phases": []}
         phases = [f"{each.phase}/{each.attempt}" for each in self._progress]
-        return self._result | {"phases": phases, "audiences": self.api.audiences}
+        told = {"phases": phases, "toSend": max((each.total_bytes for each in self._progress), default=0)}
+        return self._result | told | {"audiences": self.api.audiences}
 
     def close(self, _: Order) -> dict[str, Any]:
         """Give the Lease back."""

@@ -15,6 +15,7 @@ from tests.contract.conftest import SIMULATOR
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site
 from tests.contract.sdk_scene import Process, Scene, recover, running_engines
+from tests.support.damage import read_tensors
 
 SMALL_PARTS = 4 << 10  # bytes: several parts even of tiny models
 
@@ -52,6 +53,8 @@ def test_an_update_ends_with_what_the_fleet_serves(scene: Scene, face: str):
         assert update["engines"] == [f"qwen-{place}" for place in range(len(scene.engines))]
         assert result["phases"][-1] == "Active/0"
         assert "Transferring/0" in result["phases"]
+        whole = sum(len(each.data) for each in read_tensors(scene.models.folder(version)).values())
+        assert result["toSend"] == whole, "as told beforehand, or as for the version before"
         assert sorted(result["audiences"]) == sorted(engine.config.audience for engine in scene.engines)
         assert scene.do("lease")["annotations"] == {}, "nothing is offered between updates"
         for state in states:

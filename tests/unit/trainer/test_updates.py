@@ -69,6 +69,20 @@ def test_the_progress_line_is_one_line_on_a_terminal_and_one_per_phase_elsewhere
         "version 7 Active, 4 s",
     ]
     assert terminal.getvalue().count("\n") == 1
+    assert "[" not in terminal.getvalue(), "nobody knows how much there is to send"
     last = terminal.getvalue().split("\r")[-1]
     assert last.rstrip() == "version 7 Active, 4 s"
     assert len(last.rstrip("\n")) >= len("version 7 Transferring 1/2 engines, 9 MiB sent, attempt 2, 4 s")
+
+
+def test_on_a_terminal_a_bar_tells_what_is_sent_of_all_where_that_is_known():
+    terminal = Terminal()
+    line = ProgressLine(terminal)
+    for sent in (1, 3, 5):
+        line(progress("Transferring", sent_bytes=sent << 20, total_bytes=4 << 20))
+    line(progress("Failed"))
+    shown = [each.rstrip() for each in terminal.getvalue().split("\r")[1:]]
+    assert shown[0] == "[#####...............] version 7 Transferring 1/2 engines, 1 of 4 MiB sent, 4 s"
+    assert [each[:23] for each in shown[1:3]] == [f"[{'#' * 15}.....] ", f"[{'#' * 20}] "], "more came than before"
+    assert shown[3] == "version 7 Failed 1/2 engines, 4 s"
+    assert terminal.getvalue().endswith("\n"), "what is told next begins a line"
