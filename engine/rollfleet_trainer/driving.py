@@ -176,7 +176,7 @@ class Driver:
             self._nbytes = push.sent_bytes
         except TransferError as error:
             self._go_on(passing)
-            self._drop_line()
+            self._start_over()
             self._require_sender(look.epoch)
             # The last phase has its own judge: an engine that fails it is left out where enough others are left.
             run.settles_s = float("inf") if push is not None and push.finishing else time.monotonic() + SETTLE_S
@@ -185,7 +185,7 @@ class Driver:
             if push is not None:
                 push.abort_weight_update(_words(error))
             self._go_on(passing)
-            self._drop_line()
+            self._start_over()
             raise
         finally:
             if push is not None:
@@ -257,7 +257,7 @@ class Driver:
         """Tell engines and operator why no more comes."""
         push.abort_weight_update(_words(error))
         push.close()
-        self._drop_line()
+        self._start_over()
         self._background.run(self.control.end(_words(error)))
 
     def _outcome(self, run: Run) -> Update:
@@ -292,6 +292,12 @@ class Driver:
         if self._line is not None:
             self._line.close()
             self._line = None
+
+    def _start_over(self) -> None:
+        """After a failure: tokens too, which engines refuse where the ServiceAccount was made again under its name."""
+        self._drop_line()
+        if self.control.tokens is not None:
+            self.control.tokens.forget()
 
     def close(self) -> None:
         """Give everything back."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollfleet_protocol.refusals import RefusalReason
-from rollfleet_trainer.errors import NotPossible, RefusedError, TransferError
+from rollfleet_trainer.errors import NotPossible, RefusedError, TrainerError
 from rollfleet_trainer.fan_out import FanOut, SyncClient, Target, group_size
 from rollfleet_trainer.looks import Seat
 
@@ -192,7 +192,7 @@ class Push:
     def abort_weight_update(self, reason: str) -> None:
         """Say to all engines why no more comes. One that cannot be told, or has ended the transfer, is left alone."""
         for call in self._fan.begin(lambda target: target.client.abort_weight_update(reason)):
-            if (error := call.exception()) is not None and not isinstance(error, TransferError):
+            if (error := call.exception()) is not None and not isinstance(error, TrainerError):
                 raise error
 
     def source(self, model: Given) -> DigestedSource:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES
-from rollfleet_trainer.errors import TransferError
+from rollfleet_trainer.errors import TrainerError, TransferError
 from rollfleet_trainer.fan_out import FanOut, Target, given_up, group_size, settle
 from rollfleet_trainer.tensors import Sent
 
@@ -102,7 +102,7 @@ class Sender(ABC):
         """Tell every engine why. One that cannot be told, or has ended the transfer itself, has its own words."""
         words = why[:LONGEST_WORDS]
         for call in self._fan.begin(lambda target: target.client.abort_weight_update(words)):
-            if (error := call.exception()) is not None and not isinstance(error, TransferError):
+            if (error := call.exception()) is not None and not isinstance(error, TrainerError):
                 raise error
 
     def close(self) -> None:

@@ -58,6 +58,11 @@ class Tokens:
         missing = [audience for audience in wanted if self._good(audience) is None]
         await asyncio.gather(*(self._minted(audience) for audience in missing))
 
+    def forget(self) -> None:
+        """Make new ones from now on."""
+        with self._lock:
+            self._held = {}
+
     def _good(self, audience: str) -> str | None:
         with self._lock:
             held = self._held.get(audience)

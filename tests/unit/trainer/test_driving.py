@@ -16,6 +16,7 @@ from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import AGAIN_S
 from rollfleet_trainer.driving import Driver, Run
 from rollfleet_trainer.errors import NotPossible, UnreachableError
+from rollfleet_trainer.looks import Look, Standing
 from rollfleet_trainer.versions import Wish
 from tests.support.memory_api import POLICY_PATH, MemoryApi, fleet
 
@@ -32,6 +33,11 @@ def driver(api: MemoryApi) -> Iterator[Driver]:
     one._driver.control._api = api  # type: ignore[assignment]
     yield one._driver
     one.blocking.close()
+
+
+class Weights:
+    def go_through(self) -> Iterator[object]:
+        return iter(())
 
 
 def asked(driver: Driver) -> Run:
@@ -81,6 +87,17 @@ def test_a_version_that_is_kept_for_another_account_is_not_asked_for(
     spec["source"]["trainer"] = {"serviceAccountName": "grpo"}
     api.put(POLICY_PATH, api.objects[POLICY_PATH] | {"spec": spec})
     driver._ask(Wish(version=version), None)
+
+
+def test_after_a_failure_nothing_of_the_way_to_the_engines_is_used_again(driver: Driver, api: MemoryApi):
+    run = asked(driver)
+    tokens = driver.control.tokens
+    assert tokens is not None
+    assert tokens.bearer("a") == "token for a"
+    api.token = lambda audience: f"new token for {audience}"
+    with pytest.raises(NotPossible, match="caBundle"):
+        driver._send(run, Look(Standing.READY, epoch=3), Weights())  # type: ignore[arg-type]
+    assert tokens.bearer("a") == "new token for a"
 
 
 def test_whoever_calls_at_the_moment_of_the_end_is_not_left_waiting():

@@ -14,7 +14,7 @@ from rollfleet_protocol.pushes import AbortCall
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer import push as push_module
 from rollfleet_trainer.client import GuardClient
-from rollfleet_trainer.errors import NotPossible, RefusedError, SenderLost, TransferError
+from rollfleet_trainer.errors import NotPossible, RefusedError, SenderLost, TransferError, UnreachableError
 from rollfleet_trainer.fan_out import group_size, settle
 from rollfleet_trainer.looks import Seat
 from rollfleet_trainer.push import Door, Push, group_name
@@ -50,6 +50,9 @@ class Engine:
 
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
         self._called("finish", (weight_version, digest))
+
+    def abort_weight_update(self, reason: str) -> None:
+        self._called("abort", reason)
 
 
 def nothing() -> None:
@@ -132,6 +135,14 @@ def test_other_refusals_are_told_at_once_and_of_all_engines(engines: list[Engine
     with pytest.raises(TransferError, match=r"wrong order.*ConnectError"):
         begin(engines).init_weight_transfer_engine({})
     assert engines[0].calls == []
+
+
+@pytest.mark.parametrize("error", [TransferError("qwen-0: gone"), UnreachableError("no token: the API server is away")])
+def test_who_cannot_be_told_of_the_end_keeps_nobody_from_it(engines: list[Engine], error: Exception):
+    """Other ranks of a sharded trainer are in the middle of collectives then."""
+    engines[0].raises = [error]
+    begin(engines).abort_weight_update("the loss is not a number")
+    assert engines[1].calls == [("abort", "the loss is not a number")]
 
 
 def test_of_many_engines_some_are_told_and_the_rest_counted():

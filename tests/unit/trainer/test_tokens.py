@@ -46,6 +46,17 @@ def test_a_token_is_for_one_engine_and_shown_for_half_of_its_life(background: Ba
     assert {path for _, path in api.requests} == {"/api/v1/namespaces/rl/serviceaccounts/grpo/token"}
 
 
+def test_what_engines_may_have_refused_is_not_shown_again(background: Background):
+    """Of an account that was made again under its name every token of before is refused, for as long as it lives."""
+    api = MemoryApi()
+    tokens = Tokens(api, background, ("rl", "grpo"), lambda: 0.0)
+    tokens.bearer("a")
+    api.token = lambda audience: f"new token for {audience}"
+    assert tokens.bearer("a") == "token for a"
+    tokens.forget()
+    assert tokens.bearer("a") == "new token for a"
+
+
 def test_tokens_are_made_ready_together_and_those_of_engines_that_went_are_forgotten(background: Background):
     api = MemoryApi()
     tokens = Tokens(api, background, ("rl", "grpo"), lambda: 0.0)
