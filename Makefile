@@ -161,12 +161,12 @@ e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
 	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m "not full"
 
 .PHONY: kills
-kills: prepare ## each victim killed in each phase of an update, ten of these pairs with real vLLM; a few run with e2e
-	@$(CLUSTER) $(PYTEST) tests/e2e/test_kills.py -q -s --timeout 900
+kills: prepare ## each victim killed in each phase of an update, and of a trainer's push, some of them with real vLLM; a few run with e2e
+	@$(CLUSTER) $(PYTEST) tests/e2e/test_kills.py tests/e2e/test_push_kills.py -q -s --timeout 900
 
 .PHONY: e2e-full
 e2e-full: prepare ## more of the same: failures with real vLLM, the API server away for minutes, forced deletions, two operators
-	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m full --ignore tests/e2e/test_kills.py --ignore tests/e2e/test_soak.py
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m full --ignore tests/e2e/test_kills.py --ignore tests/e2e/test_push_kills.py --ignore tests/e2e/test_soak.py
 
 .PHONY: soak
 soak: prepare ## 500 updates of 16 simulated engines with random faults

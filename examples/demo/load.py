@@ -91,10 +91,10 @@ class Load:
                 self.samples.append(await ask(session, self.plan, self.plan.prompts[0], 1))
                 await asyncio.sleep(self.plan.sentinel_pause_s)
 
-    async def until(self, version: int, timeout_s: float) -> Sample:
-        """The first 200 of `version`; TimeoutError names what came instead."""
+    async def until(self, version: int, timeout_s: float, since: int = 0) -> Sample:
+        """The first 200 of `version` after `since` samples; TimeoutError names what came instead."""
         deadline = time.monotonic() + timeout_s
-        seen = 0
+        seen = since
         while time.monotonic() < deadline:
             for sample in self.samples[seen:]:
                 if sample.status == 200 and sample.version == version:

@@ -4,7 +4,6 @@ The release is one of its own: its operators serve only fleets that are labelled
 tests use leaves these alone.
 """
 
-import asyncio
 import json
 import secrets
 import signal
@@ -19,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from examples.demo import checks
-from examples.demo.environment import ROOT, Environment, folders, run
+from examples.demo.environment import Environment, folders
 from examples.demo.fleet import Fleet
 from examples.demo.kubectl import get, kubectl
 from examples.demo.load import Load, Plan
@@ -28,15 +27,13 @@ from tests.e2e.conftest import SIMULATED
 from tests.e2e.orders import orders
 from tests.e2e.outputs import known_outputs
 from tests.e2e.phases import watching
+from tests.e2e.releases import Release
 from tests.e2e.strikes import strike
 from tests.support.victims import give_signal, processes_of
 from tests.support.waiting import until
 
 REPLICAS = 3
 TAKEOVER_S = 15.0
-RELEASE = "pair"
-DEPLOYMENT = f"{RELEASE}-rollfleet-operator"
-PODS = f"app.kubernetes.io/instance={RELEASE}"
 TIMEOUT_S = 5.0
 
 
@@ -44,16 +41,22 @@ TIMEOUT_S = 5.0
 class Pair:
     """Two operators of one release."""
 
-    namespace: str
+    release: Release
+
+    @property
+    def namespace(self) -> str:
+        """Of the operators, and of their fleet."""
+        return self.release.namespace
 
     async def pods(self) -> dict[str, dict[str, Any]]:
         """Those that are there, by uid."""
-        document = json.loads(await kubectl("get", "pods", "-n", self.namespace, "-l", PODS, "-o", "json"))
+        which = ("-n", self.namespace, "-l", self.release.pods)
+        document = json.loads(await kubectl("get", "pods", *which, "-o", "json"))
         return {pod["metadata"]["uid"]: pod for pod in document["items"]}
 
     async def holder(self) -> str:
         """Uid of the pod that the Lease names."""
-        return str((await get("lease", DEPLOYMENT, self.namespace))["spec"].get("holderIdentity") or "")
+        return str((await get("lease", self.release.deployment, self.namespace))["spec"].get("holderIdentity") or "")
 
     async def leader(self, other_than: str = "", within_s: float = TAKEOVER_S) -> str:
         """The one pod that leads by the Lease and by its own word."""
@@ -91,34 +94,13 @@ async def leads(pod: dict[str, Any]) -> bool:
 @pytest_asyncio.fixture
 async def pair(environment: Environment) -> AsyncIterator[Pair]:
     """The release, with its fleet in its own namespace."""
-    made = Pair(f"e2e-pair-{secrets.token_hex(3)}")
-    repository, _, tag = environment.images.operator.rpartition(":")
-    values = {
-        "replicaCount": "2",
-        "operatorName": made.namespace,
-        "watchNamespaces": f"{{{made.namespace}}}",
-        "image.repository": repository,
-        "image.tag": tag,
-        "router.image": environment.images.router,
-        "hostPathVolumes.allowed": "true",
-        "crds.enabled": "false",
-        "rbac.aggregateToUserRoles": "false",
-    }
-    settings = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-    place = ("--namespace", made.namespace, "--create-namespace", "--wait", "--timeout", "180s")
-    await asyncio.to_thread(
-        run, "helm", "upgrade", "--install", RELEASE, str(ROOT / "charts/rollfleet"), *place, *settings
-    )
+    made = Pair(Release("pair", f"e2e-pair-{secrets.token_hex(3)}"))
+    await made.release.install(environment.images, 2)
     try:
         yield made
     finally:
-        await _uninstall(made)
+        await made.release.uninstall()
         await Fleet("qwen", made.namespace).delete()
-
-
-async def _uninstall(pair: Pair) -> None:
-    words = ("uninstall", RELEASE, "--namespace", pair.namespace, "--ignore-not-found", "--wait", "--timeout", "60s")
-    await asyncio.to_thread(run, "helm", *words)
 
 
 async def _serving(environment: Environment, pair: Pair) -> Fleet:
@@ -197,12 +179,7 @@ async def test_c22_a_fleet_goes_while_no_operator_runs_and_the_chart_after_it(
     environment: Environment, pair: Pair
 ) -> None:
     fleet = await _serving(environment, pair)
-    await kubectl("scale", "deployment", DEPLOYMENT, "-n", pair.namespace, "--replicas=0")
-
-    async def nobody_acts() -> bool:
-        return not await pair.pods()
-
-    await until(nobody_acts, 60)
+    await pair.release.scale(0)
     await fleet.bump(1, "step-1")
     for what, name in (("weightversion", fleet.weight_version), ("rolloutengine", fleet.name)):
         await kubectl("delete", what, name, "-n", fleet.namespace, timeout_s=20)
@@ -211,6 +188,6 @@ async def test_c22_a_fleet_goes_while_no_operator_runs_and_the_chart_after_it(
         return not await fleet.pods()
 
     await until(engines_are_gone, 90)
-    await _uninstall(pair)
+    await pair.release.uninstall()
     kept = await kubectl("get", "deployments,services,roles,rolebindings", "-n", pair.namespace, "-o", "name")
     assert kept == ""

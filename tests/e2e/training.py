@@ -32,9 +32,7 @@ async def create(fleet: Fleet, environment: Environment, checkpoints: Path, mode
     """The example's fleet and rights, in the fleet's namespace."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": fleet.namespace}}
     await apply(namespace)
-    for document in yaml.safe_load_all((EXAMPLE / "rbac.yaml").read_text(encoding="utf-8")):
-        document["metadata"]["namespace"] = fleet.namespace
-        await apply(document)
+    await grant(fleet)
     manifest = yaml.safe_load((EXAMPLE / "rolloutengine.yaml").read_text(encoding="utf-8"))
     assert manifest["metadata"]["name"] == fleet.name
     manifest["metadata"]["namespace"] = fleet.namespace
@@ -48,6 +46,13 @@ async def create(fleet: Fleet, environment: Environment, checkpoints: Path, mode
     args = manifest["spec"]["engine"]["args"]
     manifest["spec"]["engine"]["args"] = [dtype if word == "float32" else word for word in args]
     await apply(manifest)
+
+
+async def grant(fleet: Fleet) -> None:
+    """The trainer's account and rights."""
+    for document in yaml.safe_load_all((EXAMPLE / "rbac.yaml").read_text(encoding="utf-8")):
+        document["metadata"]["namespace"] = fleet.namespace
+        await apply(document)
 
 
 async def kubeconfig(fleet: Fleet, file: Path) -> Path:

@@ -63,20 +63,26 @@ def _at(pids: list[int]) -> Shot:
 
 async def operator(_: Fleet) -> Shot:
     """The kubelet restarts it."""
-    return _at([pid for uid in await _pods(SYSTEM_NAMESPACE, OPERATOR) for pid in processes_of(uid)])
+    return await pods_at(SYSTEM_NAMESPACE, OPERATOR)
+
+
+async def pods_at(namespace: str, selector: str) -> Shot:
+    """All processes of these pods."""
+    return _at([pid for uid in await _pods(namespace, selector) for pid in processes_of(uid)])
 
 
 async def fresh_operator() -> None:
     """A new pod in the operator's place: the kubelet lets a container that was killed wait longer each time."""
-    await _fresh(SYSTEM_NAMESPACE, OPERATOR)
+    await fresh(SYSTEM_NAMESPACE, OPERATOR)
 
 
 async def fresh_router(fleet: Fleet) -> None:
     """A new pod in the router's place, for the same reason."""
-    await _fresh(fleet.namespace, _router_of(fleet))
+    await fresh(fleet.namespace, _router_of(fleet))
 
 
-async def _fresh(namespace: str, selector: str) -> None:
+async def fresh(namespace: str, selector: str) -> None:
+    """A new pod in the place of the one that there is."""
     which = ("pods", "-n", namespace, "-l", selector)
     await kubectl("delete", *which, "--wait=true")
     await kubectl("wait", *which, "--for=create", "--timeout=20s")
@@ -100,8 +106,7 @@ def _router_of(fleet: Fleet) -> str:
 
 async def router(fleet: Fleet) -> Shot:
     """The fleet's only router."""
-    uids = await _pods(fleet.namespace, _router_of(fleet))
-    return _at([pid for uid in uids for pid in processes_of(uid)])
+    return await pods_at(fleet.namespace, _router_of(fleet))
 
 
 async def component(name: str) -> list[int]:
