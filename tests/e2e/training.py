@@ -28,8 +28,10 @@ LONGEST_LINE = 1 << 20
 END_S = 60.0
 
 
-async def create(fleet: Fleet, environment: Environment, checkpoints: Path, models: Path, dtype: str) -> None:
-    """The example's fleet and rights, in the fleet's namespace."""
+async def create(
+    fleet: Fleet, environment: Environment, checkpoints: Path, models: Path, dtype: str, **router: Any
+) -> None:
+    """The example's fleet and rights, in the fleet's namespace; further fields of spec.router by keyword."""
     namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": fleet.namespace}}
     await apply(namespace)
     await grant(fleet)
@@ -45,6 +47,7 @@ async def create(fleet: Fleet, environment: Environment, checkpoints: Path, mode
     }
     args = manifest["spec"]["engine"]["args"]
     manifest["spec"]["engine"]["args"] = [dtype if word == "float32" else word for word in args]
+    manifest["spec"]["router"] |= router
     await apply(manifest)
 
 
