@@ -10,7 +10,7 @@ adapter reads every worker's report after each phase.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -36,13 +36,11 @@ from rollfleet_engine.vllm.layers import (
     summarise,
 )
 from rollfleet_engine.vllm.phases import ENGINE_DOES_ALL, TransferEngineBase
-from rollfleet_engine.weights.ahead import read_ahead
 from rollfleet_engine.weights.backends.base import HostBytes, Seat
 from rollfleet_engine.weights.backends.receiving import Receiving
 from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
 from rollfleet_engine.weights.errors import CheckpointError, PushError
 from rollfleet_engine.weights.own_copy import OwnCopy
-from rollfleet_engine.weights.staging import StagedTensor
 from rollfleet_engine.weights.transfer import SOURCE_TYPE, CheckpointReader, CheckpointUpdate
 from rollfleet_kernels.digest import Buffer, DeviceBytes, Lanes, TensorDigest, lanes, version_digest, warm_up
 from rollfleet_protocol.state import FailureReason
@@ -197,8 +195,8 @@ class RollfleetWeightTransferEngine(TransferEngineBase):  # type: ignore[misc]
 
     def _load(self, update: CheckpointUpdate) -> None:
         received: list[TensorDigest] = []
-        with self._reader(update) as reader, closing(self._tensors(update, reader, received)) as tensors:
-            self.model.load_weights(tensors)
+        with self._reader(update) as reader:
+            self.model.load_weights(self._tensors(update, reader, received))
         if len(received) != len(update.tensors):
             raise RuntimeError(f"the model took {len(received)} of {len(update.tensors)} tensors")
         self._report.digest = version_digest(received)
@@ -233,23 +231,17 @@ class RollfleetWeightTransferEngine(TransferEngineBase):  # type: ignore[misc]
 
     def _tensors(
         self, update: CheckpointUpdate, reader: CheckpointReader, received: list[TensorDigest]
-    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor's bytes are checked before any layer sees them."""
-
-        def fetch(tensor: StagedTensor) -> tuple[torch.Tensor, Lanes]:
+        for tensor in update.tensors:
             raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
             reader.read(tensor, memoryview(raw.numpy()))
             found = lanes(raw.numpy(), executor=self._pool)
             reader.require_digest(tensor, found)
-            return raw, found
-
-        with closing(read_ahead(update.tensors, fetch)) as fetched:
-            for tensor, (raw, found) in fetched:
-                received.append(TensorDigest(tensor.name, tensor.dtype, tensor.shape, found))
-                self._report.tensors += 1
-                self._report.bytes += tensor.nbytes
-                yield tensor.name, _shaped(raw, tensor.dtype, tensor.shape)
-                del raw
+            received.append(TensorDigest(tensor.name, tensor.dtype, tensor.shape, found))
+            self._report.tensors += 1
+            self._report.bytes += tensor.nbytes
+            yield tensor.name, _shaped(raw, tensor.dtype, tensor.shape)
 
     def finish_weight_update(self) -> None:
         """Phase 4: count, and only then let vLLM process what is left."""
