@@ -22,7 +22,7 @@ WATCHED_BY_KOPF = {("watch", resource.plural) for resource in (ROLLOUT_ENGINES, 
 # deleted by the garbage collector unless the fleet wants them no more.
 UNUSED_HERE = {("get", kind) for kind in ("pods", "weightversions", "nodes")} | {
     ("delete", kind)
-    for kind in ("services", "serviceaccounts", "roles", "rolebindings", "deployments", "networkpolicies")
+    for kind in ("services", "serviceaccounts", "roles", "rolebindings", "deployments", "networkpolicies", "leases")
 }
 REQUEST = re.compile(r'rollfleet_kubernetes_request_seconds_count\{outcome="(\w+)",resource="([\w/]+)",verb="(\w+)"\}')
 
