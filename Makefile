@@ -119,7 +119,7 @@ bench-guard: vllm-venv ## engines behind their guard beside the same engines alo
 	@PYTHONPATH=.:engine:kernels $$($(BIN)/python -c 'from devtools import vllm_venv; print(vllm_venv.venv_path())')/bin/python -m tests.bench.guard
 
 .PHONY: bench-pauses
-bench-pauses: vllm-venv ## what digest and coverage take of a pause of real vLLM with 300 MiB of weights, by turns with them and without; 10 rounds
+bench-pauses: vllm-venv ## what digest and coverage take of a pause of real vLLM with 300 MiB of weights, by turns with them and without; 40 rounds
 	@$(BIN)/python -m tests.bench.pauses
 
 .PHONY: bench-digest

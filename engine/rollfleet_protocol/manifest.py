@@ -65,7 +65,7 @@ class TensorRecord:
 
     dtype: str  # as safetensors spells it
     shape: tuple[int, ...]
-    lanes: str  # four words of 32 bits, in hexadecimal
+    lanes: str  # two words of 64 bits, in hexadecimal
     shard: str
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollfleet_kernels.digest import WORD_BYTES, TensorDigest, add_lanes, lanes, version_digest
+from rollfleet_kernels.digest import NO_LANES, WORD_BYTES, TensorDigest, add_lanes, hexadecimal, lanes, version_digest
 from rollfleet_protocol.manifest import MANIFEST, FileRecord, Manifest, ShardRecord, TensorRecord, encode
 from rollfleet_trainer.checkpoints import (
     INDEX,
@@ -32,7 +32,7 @@ from rollfleet_trainer.checkpoints import (
 from rollfleet_trainer.errors import CheckpointNotReadyError, PublishError
 from rollfleet_trainer.files import FILES, Files, NotRegularError, open_regular, read_small
 from rollfleet_trainer.publishing import LARGEST_ASSET
-from rollfleet_trainer.shards import Stored, UnreadableError, hexadecimal, read_shard, stored_pieces
+from rollfleet_trainer.shards import Stored, UnreadableError, read_shard, stored_pieces
 
 LOOK_S = 0.5
 LARGEST_INDEX = 64 << 20  # bytes, as the engines' guards have it
@@ -173,7 +173,7 @@ def _digests(path: Path, shard: _Shard) -> list[TensorDigest]:
     fd = open_regular(path)
     try:
         for tensor in shard.tensors:
-            total, word = (0, 0, 0, 0), 0
+            total, word = NO_LANES, 0
             for piece in stored_pieces(fd, tensor, path.name):
                 total = add_lanes(total, lanes(piece, word))
                 word += len(piece) // WORD_BYTES

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollfleet_kernels.digest import WORD_BYTES, Lanes, TensorDigest, add_lanes, lanes
+from rollfleet_kernels.digest import NO_LANES, WORD_BYTES, Lanes, TensorDigest, add_lanes, hexadecimal, lanes
 from rollfleet_protocol.manifest import ShardRecord, TensorRecord
 from rollfleet_trainer.files import Files
 from rollfleet_trainer.host import PIECE_BYTES, HostTensor
@@ -26,14 +26,9 @@ MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _OPENING = '{"__metadata__":{"format":"pt"}'
 
 
-def hexadecimal(found: Lanes) -> str:
-    """As a manifest has it."""
-    return "".join(f"{lane:08x}" for lane in found)
-
-
 def digest_of(tensor: HostTensor) -> Lanes:
     """Lanes of all its bytes."""
-    total, word = (0, 0, 0, 0), 0
+    total, word = NO_LANES, 0
     for piece in tensor.pieces():
         total = add_lanes(total, lanes(piece, word))
         word += len(piece) // WORD_BYTES
@@ -68,7 +63,7 @@ class ShardWriter:
         if self._fd < 0:
             self._fd, self._header, self._end = self._files.create(self._folder / self._name), _OPENING, 0
         entry = self._entry(name, tensor)
-        total, start = (0, 0, 0, 0), self._end
+        total, start = NO_LANES, self._end
         for piece in tensor.pieces():
             self._files.write(self._fd, piece.data, HEADER_BYTES + self._end)
             total = add_lanes(total, lanes(piece, (self._end - start) // WORD_BYTES))

@@ -1,21 +1,24 @@
 """Digest of tensors by their raw bytes: the same bits from the compiled host kernel, numpy and torch.
 
-Definition, in arithmetic modulo 2**32:
+Definition ("rollfleet digest 2"), in arithmetic modulo 2**64:
 
-* A tensor's raw bytes are little-endian 32-bit words w[0], w[1], ...; the last word is padded with zero bytes.
-* Words are counted in chunks of 2**31, so that a kernel can index with int32: word i has chunk c = i >> 31 and index
-  j = i & (2**31 - 1).
-* Lane k of 4 mixes each word with its place and sums:
-      h = w ^ (j * INDEX_MULTIPLIER + SEEDS[k] + c * CHUNK_MULTIPLIERS[k])
-      h = (h ^ (h >> 16)) * MULTIPLIERS[k]
-      lane += h ^ (h >> 15)
+* A tensor's raw bytes are little-endian 64-bit words w[0], w[1], ...; the last word is padded with zero bytes. Word i
+  has place j = i & 511 in block b = i >> 9.
+* scramble(n) is the n-th number of splitmix64 from state 0: z = (n + 1) * GOLDEN; z = (z ^ (z >> 30)) * SCRAMBLE_1;
+  z = (z ^ (z >> 27)) * SCRAMBLE_2; z ^ (z >> 31).
+* Lane k of 2 has a table T[n] = scramble(1024 * k + n) of 1024 words, and for each block a key
+  B = scramble(2**63 + 2 * b + k). It mixes each word with its place and sums:
+      x = w ^ B ^ T[j + (B >> 55)]
+      lane += (x & 0xFFFFFFFF) * (x >> 32)
 * Digest of a version: SHA-256 over the domain line and then, sorted by name, one line of JSON per tensor:
-  [name, dtype, shape, [lane, lane, lane, lane]] with lanes as 8 hex digits, dtype as safetensors spells it.
+  [name, dtype, shape, [lane, lane]] with lanes as 16 hex digits, dtype as safetensors spells it.
 
-Every step on a word is a bijection, so a change of one word changes all four lanes with certainty. The shift before the
-multiplication is there for sign bits: without it, two values that differ only in bit 31 change a lane by one of two
-amounts, and swapping x and -x would go unseen once in 16 times. Sums make the digest independent of the order in which
-pieces are digested. It detects faults, not forgers.
+The sum of products is the hash NH of UMAC (Black et al., CRYPTO 1999), with words keyed by xor as in XXH3: one
+multiplication takes eight bytes, which is what makes it cheap on any processor with vectors. NH's keys are as long as
+its message; here they come from a small table and a key per block, and a block shifts the table by a number of its own,
+so that rows that are exchanged with each other in several blocks meet unrelated keys. Half a word's change goes unseen
+by a lane only if the other half equals the lane's key there, and the two lanes have different keys: 2**-64. Sums make
+the digest independent of the order in which pieces are digested. It detects faults, not forgers.
 
 Nothing digests to "empty": no bytes and no tensors are errors, for an empty digest would match another empty one.
 """
@@ -38,21 +41,25 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-SEEDS = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)  # pi's first hex digits after the point
-MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35, 0x27D4EB2F, 0x165667B1)  # odd, so that multiplication is a bijection
-INDEX_MULTIPLIER = 0x9E3779B1  # odd, near 2**32 / golden ratio: neighbours differ in high bits
-CHUNK_MULTIPLIERS = (0x7FEB352D, 0x846CA68B, 0x6C8E9CF5, 0x58F38DED)  # odd, one per lane
-CHUNK_WORDS = 1 << 31
-WORD_BYTES = 4
+GOLDEN, SCRAMBLE_1, SCRAMBLE_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64's
+WORD_BYTES = 8
+BLOCK_WORDS = 512
+TABLE_WORDS = 2 * BLOCK_WORDS  # a block takes a window of it, which begins at one of the first 512
+KEY_BITS = 55  # the other nine of a block's key say where
+BLOCK_KEYS = 1 << 63  # where scramble's numbers for blocks begin, far from the tables'
+LANES = 2
 PIECE_BYTES = 4 << 20  # unit of parallel work: large against a thread's hand-over, small against caches' loss
+THREADS_WORTH_BYTES = 32 << 20  # less lies in a cache, where one thread is done sooner than another has woken up
 HOST_BYTES = 64 << 20  # of an accelerator's tensor, on the host at a time
-DOMAIN = b"rollfleet digest 1\n"
+DOMAIN = b"rollfleet digest 2\n"
 
-Lanes = tuple[int, int, int, int]
+Lanes = tuple[int, int]
 Buffer = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 _Bytes = npt.NDArray[np.uint8]
-_Words = npt.NDArray[np.uint32]
-_MASK = 0xFFFFFFFF
+_Words = npt.NDArray[np.uint64]
+_HALF = 0xFFFFFFFF
+_MASK = (1 << 64) - 1
+NO_LANES: Lanes = (0, 0)  # of no bytes: where sums begin
 
 
 class DeviceBytes(Protocol):
@@ -91,8 +98,12 @@ class TensorDigest:
 
 def add_lanes(one: Lanes, other: Lanes) -> Lanes:
     """Lanes of two pieces of the same tensor together."""
-    a, b, c, d = ((x + y) & _MASK for x, y in zip(one, other, strict=True))
-    return a, b, c, d
+    return (one[0] + other[0]) & _MASK, (one[1] + other[1]) & _MASK
+
+
+def hexadecimal(found: Lanes) -> str:
+    """As manifests and messages have them: 32 digits."""
+    return "".join(f"{lane:016x}" for lane in found)
 
 
 def version_digest(tensors: Iterable[TensorDigest]) -> str:
@@ -106,7 +117,7 @@ def version_digest(tensors: Iterable[TensorDigest]) -> str:
         if tensor.name == previous:
             raise ValueError(f"tensor {tensor.name} appears twice")
         previous = tensor.name
-        line = [tensor.name, tensor.dtype, list(tensor.shape), [f"{lane:08x}" for lane in tensor.lanes]]
+        line = [tensor.name, tensor.dtype, list(tensor.shape), [f"{lane:016x}" for lane in tensor.lanes]]
         sha.update(json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
     return f"sha256:{sha.hexdigest()}"
 
@@ -114,45 +125,44 @@ def version_digest(tensors: Iterable[TensorDigest]) -> str:
 def lanes(data: Buffer, word_offset: int = 0, *, executor: Executor | None = None) -> Lanes:
     """Lanes of `data`, a piece of a tensor that starts at word `word_offset`.
 
-    All pieces but a tensor's last are whole words. With an executor, pieces are digested in its threads: the compiled
-    kernel holds no GIL. Takes the compiled kernel where numba is installed, else the reference of the same bits.
+    All pieces but a tensor's last are whole words. With an executor, the pieces of large data are digested in its
+    threads: the compiled kernel holds no GIL. Takes the compiled kernel where numba is installed, else the reference of
+    the same bits.
     """
     kernel = _compiled_kernel() if has_compiled_kernel() else _reference_kernel
-    jobs = list(_split(_as_bytes(data), word_offset))
-    run = executor.map if executor is not None and len(jobs) > 1 else map
-    return _sum(run(lambda job: kernel(_as_words(job[0]), job[1], job[2]), jobs))
+    raw = _as_bytes(data)
+    run = executor.map if executor is not None and raw.size > THREADS_WORTH_BYTES else map
+    return _sum(run(lambda job: kernel(_as_words(job[0]), job[1]), _split(raw, word_offset)))
 
 
 def lanes_reference(data: Buffer, word_offset: int = 0) -> Lanes:
     """Reference of `lanes` in numpy. Also the faster choice for small data: it compiles nothing."""
-    pieces = _split(_as_bytes(data), word_offset)
-    return _sum(_reference_kernel(_as_words(raw), index, chunk) for raw, index, chunk in pieces)
+    return _sum(_reference_kernel(_as_words(raw), first) for raw, first in _split(_as_bytes(data), word_offset))
 
 
 def lanes_torch(tensor: torch.Tensor) -> Lanes:
-    """Reference of `lanes` in torch, on the tensor's own device, for one whole tensor."""
+    """Reference of `lanes` in torch, on the tensor's own device, for one whole tensor.
+
+    int64 wraps as uint64 does; only a shift to the right must be cut back from the sign that it brings along.
+    """
     import torch  # noqa: PLC0415 - whoever has a tensor has torch; nobody else should need it
 
     if tensor.numel() == 0:
         raise EmptyInputError("an empty tensor has no digest")
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     padded = torch.nn.functional.pad(raw, (0, -raw.numel() % WORD_BYTES)).view(-1, WORD_BYTES).to(torch.int64)
-    # int64 holds a 32-bit word without sign trouble, and its low 32 bits survive the wrap of a product.
-    words = padded[:, 0] | padded[:, 1] << 8 | padded[:, 2] << 16 | padded[:, 3] << 24
-    index = torch.arange(words.numel(), device=words.device, dtype=torch.int64)
-    place = (index & (CHUNK_WORDS - 1)) * INDEX_MULTIPLIER
+    words = sum((padded[:, byte] << 8 * byte for byte in range(WORD_BYTES)), torch.zeros_like(padded[:, 0]))
     out = []
-    for seed, multiplier, chunk_multiplier in zip(SEEDS, MULTIPLIERS, CHUNK_MULTIPLIERS, strict=True):
-        h = words ^ ((place + seed + (index >> 31) * chunk_multiplier) & _MASK)
-        h = ((h ^ (h >> 16)) * multiplier) & _MASK
-        out.append(int((h ^ (h >> 15)).sum().item()) & _MASK)
-    return out[0], out[1], out[2], out[3]
+    for keys in _keys(0, words.numel()):
+        x = words ^ torch.from_numpy(keys.view(np.int64)).to(words.device)
+        out.append(int(((x & _HALF) * (x >> 32 & _HALF)).sum().item()) & _MASK)
+    return out[0], out[1]
 
 
 def lanes_on_device(raw: DeviceBytes, kernel: Callable[[Buffer, int], Lanes] = lanes) -> Lanes:
     """Lanes of a whole tensor that lies on an accelerator, of host copies of HOST_BYTES at most.
 
-    `lanes_torch` would copy nothing, and takes int64 on the device: eight times the memory of what it digests, of which
+    `lanes_torch` would copy nothing, and takes int64 on the device: ten times the memory of what it digests, of which
     an engine in mid-update has none to spare, in operations that were never seen to give the same bits on an NPU.
     """
     if raw.numel() == 0:
@@ -187,49 +197,63 @@ def _as_words(raw: _Bytes) -> _Words:
         padded = np.zeros(-(-raw.size // WORD_BYTES) * WORD_BYTES, dtype=np.uint8)
         padded[: raw.size] = raw
         raw = padded
-    return raw.view(np.uint32)
+    return raw.view(np.uint64)
 
 
-def _split(raw: _Bytes, word_offset: int) -> Iterable[tuple[_Bytes, int, int]]:
-    """Pieces of at most PIECE_BYTES that cross no chunk border, each with (index in chunk, chunk)."""
-    count, done = -(-raw.size // WORD_BYTES), 0
-    while done < count:
-        chunk, index = divmod(word_offset + done, CHUNK_WORDS)
-        size = min(PIECE_BYTES // WORD_BYTES, count - done, CHUNK_WORDS - index)
-        yield raw[done * WORD_BYTES : (done + size) * WORD_BYTES], index, chunk
-        done += size
+def _split(raw: _Bytes, word_offset: int) -> Iterable[tuple[_Bytes, int]]:
+    """Pieces of PIECE_BYTES, each with the place of its first word."""
+    for start in range(0, raw.size, PIECE_BYTES):
+        yield raw[start : start + PIECE_BYTES], word_offset + start // WORD_BYTES
 
 
 def _sum(pieces: Iterable[Lanes]) -> Lanes:
-    total: Lanes = (0, 0, 0, 0)
+    total = NO_LANES
     for piece in pieces:
         total = add_lanes(total, piece)
     return total
 
 
-def _lane_seeds(chunk: int) -> list[int]:
-    return [(seed + chunk * by) & _MASK for seed, by in zip(SEEDS, CHUNK_MULTIPLIERS, strict=True)]
-
-
-def _reference_kernel(words: _Words, index: int, chunk: int) -> Lanes:
-    place = np.arange(index, index + words.size, dtype=np.uint32) * np.uint32(INDEX_MULTIPLIER)
-    out = []
-    for seed, multiplier in zip(_lane_seeds(chunk), MULTIPLIERS, strict=True):
-        h = words ^ (place + np.uint32(seed))
-        h = (h ^ (h >> np.uint32(16))) * np.uint32(multiplier)
-        out.append(int((h ^ (h >> np.uint32(15))).sum(dtype=np.uint32)))
-    return out[0], out[1], out[2], out[3]
+def _scramble(numbers: _Words) -> _Words:
+    z = (numbers + np.uint64(1)) * np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(SCRAMBLE_1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(SCRAMBLE_2)
+    return z ^ (z >> np.uint64(31))
 
 
 @cache
-def _compiled_kernel() -> Callable[[_Words, int, int], Lanes]:
-    """The kernel as machine code. Not cached on disk: a pod's code is read-only, and compiling takes 0.3 s."""
+def _tables() -> _Words:
+    """One row per lane. Read-only: every caller has the same."""
+    tables = _scramble(np.arange(LANES * TABLE_WORDS, dtype=np.uint64)).reshape(LANES, TABLE_WORDS)
+    tables.setflags(write=False)
+    return tables
+
+
+def _keys(first: int, count: int) -> Iterable[_Words]:
+    """B ^ T[j + (B >> 55)] of `count` words from `first` on, for each lane."""
+    places = np.arange(first, first + count, dtype=np.uint64)
+    blocks, within = places // np.uint64(BLOCK_WORDS), places % np.uint64(BLOCK_WORDS)
+    for lane, table in enumerate(_tables()):
+        keys = _scramble(np.uint64(BLOCK_KEYS + lane) + np.uint64(LANES) * blocks)
+        yield keys ^ table[within + (keys >> np.uint64(KEY_BITS))]
+
+
+def _reference_kernel(words: _Words, first: int) -> Lanes:
+    out = []
+    for keys in _keys(first, words.size):
+        x = words ^ keys
+        out.append(int(((x & np.uint64(_HALF)) * (x >> np.uint64(32))).sum(dtype=np.uint64)))
+    return out[0], out[1]
+
+
+@cache
+def _compiled_kernel() -> Callable[[_Words, int], Lanes]:
+    """The kernel as machine code. Not cached on disk: a pod's code is read-only, and compiling takes less than 1 s."""
     from rollfleet_kernels import digest_numba  # noqa: PLC0415 - numba is optional and slow to import
 
     compiled: Callable[..., Any] = digest_numba.compile_kernel()
 
-    def kernel(words: _Words, index: int, chunk: int) -> Lanes:
-        a, b, c, d = compiled(words, np.uint32(index), np.array(_lane_seeds(chunk), dtype=np.uint32))
-        return int(a), int(b), int(c), int(d)
+    def kernel(words: _Words, first: int) -> Lanes:
+        one, other = compiled(words, np.uint64(first), _tables())
+        return int(one), int(other)
 
     return kernel

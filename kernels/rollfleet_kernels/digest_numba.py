@@ -1,7 +1,7 @@
 """The digest's inner loop as machine code. Imports numba, so only `digest` imports it, and only when it digests.
 
-numba widens uint32 arithmetic to 64 bits; each step is cut back by a cast, which LLVM turns into plain 32-bit vector
-code.
+The loop over a block's words has nothing in it but loads, xors, a shift, a product and a sum, which LLVM turns into
+vector code (a multiplication of 32 by 32 bits into 64 is one instruction there).
 """
 
 from collections.abc import Callable
@@ -11,41 +11,49 @@ import numba
 import numpy as np
 from numba import types
 
-from rollfleet_kernels.digest import INDEX_MULTIPLIER, MULTIPLIERS
+from rollfleet_kernels.digest import BLOCK_KEYS, BLOCK_WORDS, GOLDEN, KEY_BITS, LANES, SCRAMBLE_1, SCRAMBLE_2
 
-_u32 = np.uint32
-_M0, _M1, _M2, _M3 = (np.uint32(multiplier) for multiplier in MULTIPLIERS)
-_STEP = np.uint32(INDEX_MULTIPLIER)
-_HALF = np.uint32(16)
-_LATE = np.uint32(15)
+_u64 = np.uint64
+_ONE, _LANES, _BLOCK = _u64(1), _u64(LANES), _u64(BLOCK_WORDS)
+_BLOCK_KEYS, _KEY_BITS = _u64(BLOCK_KEYS), _u64(KEY_BITS)
+_GOLDEN, _SCRAMBLE_1, _SCRAMBLE_2 = _u64(GOLDEN), _u64(SCRAMBLE_1), _u64(SCRAMBLE_2)
+_S27, _S30, _S31, _S32 = (_u64(shift) for shift in (27, 30, 31, 32))
+_LOW = _u64(0xFFFFFFFF)
 # Read-only arrays are the wider type: writable ones convert to it.
-_SIGNATURE = types.UniTuple(types.uint32, 4)(
-    types.Array(types.uint32, 1, "C", readonly=True), types.uint32, types.Array(types.uint32, 1, "C")
+_SIGNATURE = types.UniTuple(types.uint64, 2)(
+    types.Array(types.uint64, 1, "C", readonly=True), types.uint64, types.Array(types.uint64, 2, "C", readonly=True)
 )
 
 
 def compile_kernel() -> Callable[..., Any]:
-    """lanes(words, index of the first word in its chunk, the chunk's four seeds), without the GIL."""
+    """lanes(words, place of the first word in its tensor, the lanes' tables), without the GIL."""
 
     @numba.njit(inline="always")  # type: ignore[untyped-decorator]
-    def mix(word: Any, key: Any, multiplier: Any) -> Any:
-        h = _u32(word ^ key)
-        h = _u32(_u32(h ^ _u32(h >> _HALF)) * multiplier)
-        return _u32(h ^ _u32(h >> _LATE))
+    def block_key(block: Any, lane: Any) -> Any:
+        z = _u64((_BLOCK_KEYS + _LANES * block + lane + _ONE) * _GOLDEN)
+        z = _u64((z ^ (z >> _S30)) * _SCRAMBLE_1)
+        z = _u64((z ^ (z >> _S27)) * _SCRAMBLE_2)
+        return _u64(z ^ (z >> _S31))
 
     @numba.njit(_SIGNATURE, nogil=True)  # type: ignore[untyped-decorator]
-    def kernel(words: Any, index: Any, seeds: Any) -> Any:
-        a = b = c = d = _u32(0)
-        s0, s1, s2, s3 = seeds[0], seeds[1], seeds[2], seeds[3]
-        place = _u32(_u32(index) * _STEP)
-        for i in range(words.size):
-            word = words[i]
-            a = _u32(a + mix(word, _u32(place + s0), _M0))
-            b = _u32(b + mix(word, _u32(place + s1), _M1))
-            c = _u32(c + mix(word, _u32(place + s2), _M2))
-            d = _u32(d + mix(word, _u32(place + s3), _M3))
-            place = _u32(place + _STEP)
-        return a, b, c, d
+    def kernel(words: Any, first: Any, tables: Any) -> Any:
+        a = b = _u64(0)
+        count, done = words.size, 0
+        while done < count:
+            place = _u64(first + _u64(done))
+            block, within = _u64(place // _BLOCK), np.int64(place % _BLOCK)
+            size = min(BLOCK_WORDS - within, count - done)
+            key_a, key_b = block_key(block, _u64(0)), block_key(block, _ONE)
+            at_a, at_b = within + np.int64(key_a >> _KEY_BITS), within + np.int64(key_b >> _KEY_BITS)
+            part = words[done : done + size]
+            table_a, table_b = tables[0, at_a : at_a + size], tables[1, at_b : at_b + size]
+            for i in range(size):
+                x = part[i] ^ key_a ^ table_a[i]
+                a += (x & _LOW) * (x >> _S32)
+                y = part[i] ^ key_b ^ table_b[i]
+                b += (y & _LOW) * (y >> _S32)
+            done += size
+        return a, b
 
     compiled: Callable[..., Any] = kernel
     return compiled

@@ -55,7 +55,7 @@ class MemoryStager:
             await self.gate.wait()
         if source.path in self.failures:
             raise self.failures[source.path]
-        tensor = StagedTensor("w", "F32", (1,), 0, 0, 4, (1, 2, 3, 4))
+        tensor = StagedTensor("w", "F32", (1,), 0, 0, 4, (1, 2))
         return MemoryCheckpoint(source.path, (), (tensor,), digest_of(source.path), self.closings)
 
 

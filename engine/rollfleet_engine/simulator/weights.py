@@ -44,9 +44,7 @@ def read_again(reader: CheckpointReader, staged: StagedCheckpoint) -> Iterator[T
     """Each staged tensor, read from its open file and digested as the workers of a real engine do it."""
     for tensor in staged.tensors:
         buffer = bytearray(tensor.nbytes)
-        reader.read(tensor, memoryview(buffer))
-        lanes = lanes_reference(buffer)
-        reader.require_digest(tensor, lanes)
+        lanes = reader.read_checked(tensor, memoryview(buffer), lanes_reference)
         yield TensorDigest(tensor.name, tensor.dtype, tensor.shape, lanes)
 
 

@@ -235,9 +235,7 @@ class RollfleetWeightTransferEngine(TransferEngineBase):  # type: ignore[misc]
         """Each tensor's bytes are checked before any layer sees them."""
         for tensor in update.tensors:
             raw = torch.empty(tensor.nbytes, dtype=torch.uint8)
-            reader.read(tensor, memoryview(raw.numpy()))
-            found = lanes(raw.numpy(), executor=self._pool)
-            reader.require_digest(tensor, found)
+            found = reader.read_checked(tensor, memoryview(raw.numpy()), lanes)
             received.append(TensorDigest(tensor.name, tensor.dtype, tensor.shape, found))
             self._report.tensors += 1
             self._report.bytes += tensor.nbytes

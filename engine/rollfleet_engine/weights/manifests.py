@@ -10,7 +10,7 @@ from pathlib import Path
 from rollfleet_engine.weights.errors import incomplete, invalid
 from rollfleet_engine.weights.headers import TensorEntry
 from rollfleet_engine.weights.layout import INDEX, OpenFile, Shard, read_small
-from rollfleet_kernels.digest import Lanes
+from rollfleet_kernels.digest import Lanes, hexadecimal
 from rollfleet_protocol.manifest import MANIFEST, Manifest, TornManifestError, UnknownManifestError, decode
 
 
@@ -49,7 +49,7 @@ def require_bytes(manifest: Manifest, digested: Iterable[tuple[OpenFile, TensorE
     """The bytes of every tensor are those that were published; the error names tensor and file."""
     for file, entry, lanes in digested:
         record = manifest.tensors[entry.name]
-        found, told = "".join(f"{lane:08x}" for lane in lanes), record.lanes
+        found, told = hexadecimal(lanes), record.lanes
         if found != told:
             message = f"tensor {entry.name} in {file.name}: digest {found} is not {told}, with which it was published"
             raise invalid(f"{message}: the file is damaged, or its bytes have not all arrived; publish it again")

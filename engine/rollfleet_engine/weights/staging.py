@@ -19,6 +19,7 @@ from rollfleet_engine.weights.errors import CheckpointError, incomplete, invalid
 from rollfleet_engine.weights.layout import OpenFile, Shard, close_shards, open_folder, open_shards
 from rollfleet_engine.weights.manifests import read_manifest, require_bytes, require_complete
 from rollfleet_kernels.digest import (
+    NO_LANES,
     PIECE_BYTES,
     WORD_BYTES,
     Lanes,
@@ -149,7 +150,7 @@ class _HashRun:
     def __init__(self, work: list[tuple[OpenFile, int, int]], progress: Progress, cancelled: threading.Event) -> None:
         self._pieces = iter(_pieces(work))
         self._total = sum(nbytes for _, _, nbytes in work)
-        self._lanes: list[Lanes] = [(0, 0, 0, 0)] * len(work)
+        self._lanes: list[Lanes] = [NO_LANES] * len(work)
         self._done = 0
         self._lock = threading.Lock()
         self._progress = progress

@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from rollfleet_engine.weights.errors import CheckpointError
-from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor, read_into
-from rollfleet_kernels.digest import Lanes
+from rollfleet_engine.weights.staging import Kernel, StagedCheckpoint, StagedTensor, read_into
+from rollfleet_kernels.digest import NO_LANES, WORD_BYTES, Lanes, add_lanes, hexadecimal
 from rollfleet_protocol.state import FailureReason
 
 SOURCE_TYPE = "Checkpoint"
 PUSH_TYPE = "Trainer"
+CACHED_BYTES = 1 << 20  # read and digested at a time: small against a processor's caches, large against the calls
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,12 @@ class CheckpointUpdate:
 
 def _tensor(row: Sequence[Any]) -> StagedTensor:
     name, dtype, shape, file, offset, nbytes, lanes = row
-    return StagedTensor(name, dtype, tuple(shape), file, offset, nbytes, _four(lanes))
+    return StagedTensor(name, dtype, tuple(shape), file, offset, nbytes, _two(lanes))
 
 
-def _four(lanes: Sequence[int]) -> Lanes:
-    a, b, c, d = lanes
-    return a, b, c, d
+def _two(lanes: Sequence[int]) -> Lanes:
+    one, other = lanes
+    return one, other
 
 
 class CheckpointReader:
@@ -120,22 +121,23 @@ class CheckpointReader:
         while self._fds:
             os.close(self._fds.pop())
 
-    def read(self, tensor: StagedTensor, buffer: memoryview) -> None:
-        """Fill `buffer`, as long as the tensor, with its bytes."""
-        name = self._update.files[tensor.file].name
+    def read_checked(self, tensor: StagedTensor, buffer: memoryview, kernel: Kernel) -> Lanes:
+        """Fill `buffer`, as long as the tensor, with its bytes, each piece digested while it lies in a cache.
+
+        Raises CheckpointError where they cannot be read or are not those that were staged.
+        """
+        name, fd, found = self._update.files[tensor.file].name, self._fds[tensor.file], NO_LANES
         try:
-            read_into(self._fds[tensor.file], buffer, tensor.offset, name)
+            for start in range(0, len(buffer), CACHED_BYTES):
+                piece = buffer[start : start + CACHED_BYTES]
+                read_into(fd, piece, tensor.offset + start, name)
+                found = add_lanes(found, kernel(piece, start // WORD_BYTES))
         except OSError as error:
             raise _changed(f"{name}: cannot be read again: {error.strerror}") from error
-
-    def require_digest(self, tensor: StagedTensor, lanes: Lanes) -> None:
-        """The bytes that were read are those that were staged."""
-        if lanes != tensor.lanes:
-            name = self._update.files[tensor.file].name
-            raise CheckpointError(
-                FailureReason.DIGEST_MISMATCH,
-                f"tensor {tensor.name} in {name}: digest {_hex(lanes)} is not the staged {_hex(tensor.lanes)}",
-            )
+        if found != tensor.lanes:
+            digests = f"digest {hexadecimal(found)} is not the staged {hexadecimal(tensor.lanes)}"
+            raise CheckpointError(FailureReason.DIGEST_MISMATCH, f"tensor {tensor.name} in {name}: {digests}")
+        return found
 
 
 def _open_same(file: FileReference) -> int:
@@ -153,7 +155,3 @@ def _open_same(file: FileReference) -> int:
 
 def _changed(message: str) -> CheckpointError:
     return CheckpointError(FailureReason.CHECKPOINT_CHANGED, message)
-
-
-def _hex(lanes: Lanes) -> str:
-    return "".join(f"{lane:08x}" for lane in lanes)

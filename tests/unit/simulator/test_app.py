@@ -145,8 +145,8 @@ def test_layers_of_tensor_names():
     assert layer_of("model.embed_tokens.weight") == "embed_tokens"
     assert layer_of("lm_head.weight") == "lm_head"
     tensors = [
-        TensorDigest("model.layers.0.a.weight", "F32", (2, 3), (0, 0, 0, 0)),
-        TensorDigest("model.layers.0.b.weight", "F32", (4,), (0, 0, 0, 0)),
-        TensorDigest("lm_head.weight", "F32", (5,), (0, 0, 0, 0)),
+        TensorDigest("model.layers.0.a.weight", "F32", (2, 3), (0, 0)),
+        TensorDigest("model.layers.0.b.weight", "F32", (4,), (0, 0)),
+        TensorDigest("lm_head.weight", "F32", (5,), (0, 0)),
     ]
     assert elements_by_layer(tensors) == {"model.layers.0": 10, "lm_head": 5}

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from rollfleet_engine.weights import transfer
 from rollfleet_engine.weights.coverage import ModelTensors
 from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
 from rollfleet_engine.weights.transfer import CheckpointReader, CheckpointUpdate
-from rollfleet_kernels.digest import lanes_reference
+from rollfleet_kernels.digest import lanes, lanes_reference
 from rollfleet_protocol.state import FailureReason
 from tests.support import damage
 
@@ -28,8 +29,7 @@ update = CheckpointUpdate.from_wire(json.load(sys.stdin))
 with CheckpointReader(update) as reader:
     for tensor in update.tensors:
         data = bytearray(tensor.nbytes)
-        reader.read(tensor, memoryview(data))
-        reader.require_digest(tensor, lanes_reference(data))
+        reader.read_checked(tensor, memoryview(data), lanes_reference)
 print(len(update.tensors))
 """
 
@@ -86,8 +86,21 @@ def test_a_guard_that_closed_the_files_is_named(staged: StagedCheckpoint) -> Non
 
 
 def test_other_bytes_are_a_mismatch_that_names_the_tensor(staged: StagedCheckpoint) -> None:
-    tensor = staged.tensors[0]
+    tensor = replace(staged.tensors[0], lanes=lanes_reference(b"other"))
     with CheckpointReader(CheckpointUpdate.of(staged)) as reader, pytest.raises(CheckpointError) as raised:
-        reader.require_digest(tensor, lanes_reference(b"other"))
+        reader.read_checked(tensor, memoryview(bytearray(tensor.nbytes)), lanes_reference)
     assert raised.value.reason is FailureReason.DIGEST_MISMATCH
     assert tensor.name in raised.value.message
+
+
+def test_a_tensor_read_in_pieces_is_the_same(staged: StagedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, in_pieces = [], []
+    for size, found in ((1 << 20, whole), (24, in_pieces)):
+        monkeypatch.setattr(transfer, "CACHED_BYTES", size)
+        with CheckpointReader(CheckpointUpdate.of(staged)) as reader:
+            for tensor in staged.tensors:
+                found.append(bytearray(tensor.nbytes))
+                assert reader.read_checked(tensor, memoryview(found[-1]), lanes) == tensor.lanes
+    assert whole == in_pieces
+    assert any(tensor.nbytes % 24 for tensor in staged.tensors)
+    assert any(tensor.nbytes > 24 for tensor in staged.tensors)
