@@ -194,8 +194,8 @@ bench: setup ## in-place update against replacing pods, its phases, and our own 
 	@$(BIN)/python -m tests.bench
 
 .PHONY: bench-loops
-bench-loops: setup ## an update by rollfleet, by vLLM's own HTTP client and by hand with asyncio, in one run: time out of service; LAYERS=6 for 360 MiB
-	@$(BIN)/python -m tests.bench.loops --layers $(or $(LAYERS),0)
+bench-loops: setup ## an update by rollfleet, by vLLM's own HTTP client and by hand with asyncio, in one run: time out of service; MODEL_LAYERS=6 for 360 MiB
+	@$(BIN)/python -m tests.bench.loops --layers $(or $(MODEL_LAYERS),0)
 
 .PHONY: down
 down: ## remove the local Kubernetes and all that it put on the machine
