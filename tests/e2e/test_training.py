@@ -58,9 +58,8 @@ def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
-def require_whole(done: Training, dtype: str = "float32") -> None:
+def require_whole(lines: list[dict[str, Any]], dtype: str = "float32") -> None:
     """What must hold of every version, whatever the reward. The loop itself refuses samples without versions."""
-    lines = done.versions
     versions = [line["version"] for line in lines]
     assert versions == list(range(versions[0], versions[0] + len(versions))), "no version is left out"
     assert len({line["digest"] for line in lines}) == len(lines), "each step changes the weights"
@@ -91,7 +90,7 @@ async def test_a_few_versions(environment: Environment, fleet: Fleet, checkpoint
     async with training(fleet, environment, account, models / "step-1", "--dtype", dtype, *options) as done:
         result = await done.result(START_S)
     show(f"two engines, {dtype}", done, result)
-    require_whole(done, dtype)
+    require_whole(done.versions, dtype)
     assert result["t"] > 2, "four steps move the reward beyond most chances"
     last = await committed(fleet)
     assert last["version"] == result["version"] == 5
@@ -117,7 +116,7 @@ async def test_the_reward_rises_clearly_from_every_start(
         async with training(fleet, environment, account, starts[seed], *options) as done:
             result = await done.result(START_S)
         show(f"seed {seed}", done, result)
-        require_whole(done)
+        require_whole(done.versions)
         risen = Rise(result["before"], result["after"], result["t"])
         assert risen.holds(LEAST_RISE), risen
         assert (await committed(fleet))["version"] == result["version"] == seed * (VERSIONS + 1)
@@ -148,7 +147,7 @@ async def test_c17_training_goes_on_while_engines_come_and_go(
         await done.interrupt()
     counts = [len(line["engines"]) for line in done.versions]
     print(f"engines that took each version: {counts}; attempts: {[line['attempts'] for line in done.versions]}")
-    require_whole(done)
+    require_whole(done.versions)
     lease = await get("lease", f"{fleet.name}-sender", fleet.namespace)
     assert not lease["spec"].get("holderIdentity"), "an interrupted trainer gives its Lease back"
 

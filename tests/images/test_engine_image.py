@@ -53,6 +53,14 @@ def test_anybody_may_write_its_caches(engine_image: Image, tmp_path: Path):
     assert run(engine_image, Pod(NOBODY_KNOWN, command=["python3", "-c", code], read_only=False), tmp_path) == (0, "")
 
 
+def test_a_trainer_runs_in_it(engine_image: Image, tmp_path: Path):
+    """Jobs of examples/ use it as their image, and so does a trainer that shares the engine's container."""
+    code = (
+        "import kubernetes.aio, aiohttp, httpx, numba; from rollfleet_trainer import RolloutFleet; RolloutFleet('a/b')"
+    )
+    assert run(engine_image, Pod(NOBODY_KNOWN, command=["python3", "-c", code]), tmp_path) == (0, "")
+
+
 def test_without_a_configuration_it_says_what_is_missing(engine_image: Image, tmp_path: Path):
     code, said = run(engine_image, Pod(NOBODY_KNOWN, empty=EMPTY), tmp_path)
     assert code == 78, said
