@@ -25,7 +25,7 @@ from rollfleet_protocol.base import Answer
 
 MANIFEST = "rollfleet-manifest.jsonl"
 MANIFEST_UNFINISHED = f"{MANIFEST}.part"
-FORMAT = 1  # raised when a reader of the older one could take an incomplete checkpoint for a complete one
+FORMAT = 2  # raised when a reader of another one would judge a checkpoint wrongly; 1 had another digest of tensors
 MAX_MANIFEST_BYTES = 64 << 20  # 100,000 tensors take 16 MB
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollfleet_kernels.digest import NO_LANES, WORD_BYTES, TensorDigest, add_lanes, hexadecimal, lanes, version_digest
+from rollfleet_kernels.digest import PieceLanes, TensorDigest, hexadecimal, version_digest
 from rollfleet_protocol.manifest import MANIFEST, FileRecord, Manifest, ShardRecord, TensorRecord, encode
 from rollfleet_trainer.checkpoints import (
     INDEX,
@@ -173,11 +173,10 @@ def _digests(path: Path, shard: _Shard) -> list[TensorDigest]:
     fd = open_regular(path)
     try:
         for tensor in shard.tensors:
-            total, word = NO_LANES, 0
+            digested = PieceLanes()
             for piece in stored_pieces(fd, tensor, path.name):
-                total = add_lanes(total, lanes(piece, word))
-                word += len(piece) // WORD_BYTES
-            found.append(TensorDigest(tensor.name, tensor.dtype, tensor.shape, total))
+                digested.add(piece)
+            found.append(TensorDigest(tensor.name, tensor.dtype, tensor.shape, digested.total))
         now = os.fstat(fd)
         if (now.st_size, now.st_mtime_ns) != (shard.record.size, shard.mtime_ns):
             raise PublishError(f"{path}: changed while it was read: it is still being written")

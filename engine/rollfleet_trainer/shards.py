@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollfleet_kernels.digest import NO_LANES, WORD_BYTES, Lanes, TensorDigest, add_lanes, hexadecimal, lanes
+from rollfleet_kernels.digest import Lanes, PieceLanes, TensorDigest, hexadecimal
 from rollfleet_protocol.manifest import ShardRecord, TensorRecord
 from rollfleet_trainer.files import Files
 from rollfleet_trainer.host import PIECE_BYTES, HostTensor
@@ -28,11 +28,10 @@ _OPENING = '{"__metadata__":{"format":"pt"}'
 
 def digest_of(tensor: HostTensor) -> Lanes:
     """Lanes of all its bytes."""
-    total, word = NO_LANES, 0
+    found = PieceLanes()
     for piece in tensor.pieces():
-        total = add_lanes(total, lanes(piece, word))
-        word += len(piece) // WORD_BYTES
-    return total
+        found.add(piece)
+    return found.total
 
 
 class ShardWriter:
@@ -63,16 +62,16 @@ class ShardWriter:
         if self._fd < 0:
             self._fd, self._header, self._end = self._files.create(self._folder / self._name), _OPENING, 0
         entry = self._entry(name, tensor)
-        total, start = NO_LANES, self._end
+        found = PieceLanes()
         for piece in tensor.pieces():
             self._files.write(self._fd, piece.data, HEADER_BYTES + self._end)
-            total = add_lanes(total, lanes(piece, (self._end - start) // WORD_BYTES))
+            found.add(piece)
             self._end += len(piece)
         self._header += entry
         self.tensors[name] = TensorRecord(
-            dtype=tensor.dtype, shape=tensor.shape, lanes=hexadecimal(total), shard=self._name
+            dtype=tensor.dtype, shape=tensor.shape, lanes=hexadecimal(found.total), shard=self._name
         )
-        self.digests.append(TensorDigest(name, tensor.dtype, tensor.shape, total))
+        self.digests.append(TensorDigest(name, tensor.dtype, tensor.shape, found.total))
 
     def _entry(self, name: str, tensor: HostTensor) -> str:
         offsets = [self._end, self._end + tensor.nbytes]

@@ -6,19 +6,21 @@ Definition ("rollfleet digest 2"), in arithmetic modulo 2**64:
   has place j = i & 511 in block b = i >> 9.
 * scramble(n) is the n-th number of splitmix64 from state 0: z = (n + 1) * GOLDEN; z = (z ^ (z >> 30)) * SCRAMBLE_1;
   z = (z ^ (z >> 27)) * SCRAMBLE_2; z ^ (z >> 31).
-* Lane k of 2 has a table T[n] = scramble(1024 * k + n) of 1024 words, and for each block a key
+* Lane k of 2 has a table T[n] = scramble(1024 * k + n) of 1024 words, and for each block a number
   B = scramble(2**63 + 2 * b + k). It mixes each word with its place and sums:
-      x = w ^ B ^ T[j + (B >> 55)]
+      x = w ^ (B * GOLDEN) ^ T[j + (B >> 55)]
       lane += (x & 0xFFFFFFFF) * (x >> 32)
 * Digest of a version: SHA-256 over the domain line and then, sorted by name, one line of JSON per tensor:
   [name, dtype, shape, [lane, lane]] with lanes as 16 hex digits, dtype as safetensors spells it.
 
 The sum of products is the hash NH of UMAC (Black et al., CRYPTO 1999), with words keyed by xor as in XXH3: one
 multiplication takes eight bytes, which is what makes it cheap on any processor with vectors. NH's keys are as long as
-its message; here they come from a small table and a key per block, and a block shifts the table by a number of its own,
-so that rows that are exchanged with each other in several blocks meet unrelated keys. Half a word's change goes unseen
-by a lane only if the other half equals the lane's key there, and the two lanes have different keys: 2**-64. Sums make
-the digest independent of the order in which pieces are digested. It detects faults, not forgers.
+its message; here they come from a small table and a key per block, and each block begins at a place of its own in the
+table: rows that are exchanged with each other in several blocks meet unrelated keys, but for one pair of blocks in 512
+of each lane. A changed word goes unseen by a lane only if its other half equals the lane's key there, an exchange of
+two words as rarely; the lanes have different keys, so both miss one in 2**64. The weakest that is known are four words
+that differ in one bit and are exchanged crosswise between two blocks: once in millions for a lane, which makes 2**44
+for both. Sums make the digest independent of the order in which pieces are digested. It detects faults, not forgers.
 
 Nothing digests to "empty": no bytes and no tensors are errors, for an empty digest would match another empty one.
 """
@@ -28,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import operator
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
@@ -37,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +49,13 @@ GOLDEN, SCRAMBLE_1, SCRAMBLE_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D04
 WORD_BYTES = 8
 BLOCK_WORDS = 512
 TABLE_WORDS = 2 * BLOCK_WORDS  # a block takes a window of it, which begins at one of the first 512
-KEY_BITS = 55  # the other nine of a block's key say where
-BLOCK_KEYS = 1 << 63  # where scramble's numbers for blocks begin, far from the tables'
+WINDOW_BITS = 55  # a block's number has nine bits above these, which say where
+BLOCK_NUMBERS = 1 << 63  # where scramble's numbers for blocks begin, far from the tables'
 LANES = 2
 PIECE_BYTES = 4 << 20  # unit of parallel work: large against a thread's hand-over, small against caches' loss
 THREADS_WORTH_BYTES = 32 << 20  # less lies in a cache, where one thread is done sooner than another has woken up
+REFERENCE_BYTES = 64 << 10  # what numpy is given at a time: its temporaries should stay in a cache
+MOST_WORDS = 1 << 62  # of a tensor: far below where integers of 64 bits end
 HOST_BYTES = 64 << 20  # of an accelerator's tensor, on the host at a time
 DOMAIN = b"rollfleet digest 2\n"
 
@@ -122,22 +128,41 @@ def version_digest(tensors: Iterable[TensorDigest]) -> str:
     return f"sha256:{sha.hexdigest()}"
 
 
+class PieceLanes:
+    """Lanes of a tensor whose bytes come in order, in pieces: whole words each, but the last."""
+
+    def __init__(self, kernel: Callable[[Buffer, int], Lanes] | None = None) -> None:
+        self._kernel = kernel or lanes
+        self._bytes = 0
+        self.total = NO_LANES  # of all pieces until now
+
+    def add(self, piece: Buffer) -> None:
+        """Digest the next piece. Raises ValueError where the one before it ended inside a word."""
+        word, inside = divmod(self._bytes, WORD_BYTES)
+        if inside:
+            raise ValueError(f"a piece ended {inside} bytes into a word of {WORD_BYTES}, and another one follows it")
+        self.total = add_lanes(self.total, self._kernel(piece, word))
+        self._bytes += _as_bytes(piece).size
+
+
 def lanes(data: Buffer, word_offset: int = 0, *, executor: Executor | None = None) -> Lanes:
-    """Lanes of `data`, a piece of a tensor that starts at word `word_offset`.
+    """Lanes of `data`, a piece of a tensor that starts at word `word_offset` (0 to MOST_WORDS, else ValueError).
 
     All pieces but a tensor's last are whole words. With an executor, the pieces of large data are digested in its
     threads: the compiled kernel holds no GIL. Takes the compiled kernel where numba is installed, else the reference of
     the same bits.
     """
-    kernel = _compiled_kernel() if has_compiled_kernel() else _reference_kernel
-    raw = _as_bytes(data)
+    if not has_compiled_kernel():
+        return lanes_reference(data, word_offset)
+    kernel, raw = _compiled_kernel(), _as_bytes(data)
     run = executor.map if executor is not None and raw.size > THREADS_WORTH_BYTES else map
-    return _sum(run(lambda job: kernel(_as_words(job[0]), job[1]), _split(raw, word_offset)))
+    return _sum(run(lambda job: kernel(_as_words(job[0]), job[1]), _split(raw, word_offset, PIECE_BYTES)))
 
 
 def lanes_reference(data: Buffer, word_offset: int = 0) -> Lanes:
-    """Reference of `lanes` in numpy. Also the faster choice for small data: it compiles nothing."""
-    return _sum(_reference_kernel(_as_words(raw), first) for raw, first in _split(_as_bytes(data), word_offset))
+    """Reference of `lanes` in numpy. Compiles nothing: sooner done in a process that digests little."""
+    pieces = _split(_as_bytes(data), word_offset, REFERENCE_BYTES)
+    return _sum(_reference_kernel(_as_words(raw), first) for raw, first in pieces)
 
 
 def lanes_torch(tensor: torch.Tensor) -> Lanes:
@@ -150,27 +175,45 @@ def lanes_torch(tensor: torch.Tensor) -> Lanes:
     if tensor.numel() == 0:
         raise EmptyInputError("an empty tensor has no digest")
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    padded = torch.nn.functional.pad(raw, (0, -raw.numel() % WORD_BYTES)).view(-1, WORD_BYTES).to(torch.int64)
-    words = sum((padded[:, byte] << 8 * byte for byte in range(WORD_BYTES)), torch.zeros_like(padded[:, 0]))
-    out = []
-    for keys in _keys(0, words.numel()):
-        x = words ^ torch.from_numpy(keys.view(np.int64)).to(words.device)
-        out.append(int(((x & _HALF) * (x >> 32 & _HALF)).sum().item()) & _MASK)
-    return out[0], out[1]
+    total = NO_LANES
+    for start in range(0, raw.numel(), PIECE_BYTES):
+        piece = raw[start : start + PIECE_BYTES]
+        padded = torch.nn.functional.pad(piece, (0, -piece.numel() % WORD_BYTES)).view(-1, WORD_BYTES).to(torch.int64)
+        words = sum((padded[:, byte] << 8 * byte for byte in range(WORD_BYTES)), torch.zeros_like(padded[:, 0]))
+        out = []
+        for keys in word_keys(start // WORD_BYTES, words.numel()):
+            x = words ^ torch.from_numpy(keys.view(np.int64)).to(words.device)
+            out.append(int(((x & _HALF) * (x >> 32 & _HALF)).sum().item()) & _MASK)
+        total = add_lanes(total, (out[0], out[1]))
+    return total
 
 
 def lanes_on_device(raw: DeviceBytes, kernel: Callable[[Buffer, int], Lanes] = lanes) -> Lanes:
     """Lanes of a whole tensor that lies on an accelerator, of host copies of HOST_BYTES at most.
 
-    `lanes_torch` would copy nothing, and takes int64 on the device: ten times the memory of what it digests, of which
-    an engine in mid-update has none to spare, in operations that were never seen to give the same bits on an NPU.
+    `lanes_torch` would copy nothing, and takes int64 on the device, in operations that were never seen to give the same
+    bits on an NPU.
     """
     if raw.numel() == 0:
         raise EmptyInputError("an empty tensor has no digest")
-    places = range(0, raw.numel(), HOST_BYTES)
-    return _sum(kernel(raw[place : place + HOST_BYTES].cpu().numpy(), place // WORD_BYTES) for place in places)
+    found = PieceLanes(kernel)
+    for place in range(0, raw.numel(), HOST_BYTES):
+        found.add(raw[place : place + HOST_BYTES].cpu().numpy())
+    return found.total
 
 
+def word_keys(first: int, count: int) -> Iterable[_Words]:
+    """What each of `count` words from `first` on is xored with, for each lane."""
+    block, within = divmod(first, BLOCK_WORDS)
+    blocks = np.arange(block, -(-(first + count) // BLOCK_WORDS), dtype=np.uint64)
+    for lane, table in enumerate(_tables()):
+        numbers = _scramble(np.uint64(BLOCK_NUMBERS + lane) + np.uint64(LANES) * blocks)
+        windows = sliding_window_view(table, BLOCK_WORDS)[numbers >> np.uint64(WINDOW_BITS)]
+        keys = windows ^ (numbers * np.uint64(GOLDEN))[:, None]
+        yield keys.reshape(-1)[within : within + count]
+
+
+@cache
 def has_compiled_kernel() -> bool:
     """Whether `lanes` runs compiled; numba is optional for those who only compare digests."""
     return importlib.util.find_spec("numba") is not None
@@ -200,10 +243,13 @@ def _as_words(raw: _Bytes) -> _Words:
     return raw.view(np.uint64)
 
 
-def _split(raw: _Bytes, word_offset: int) -> Iterable[tuple[_Bytes, int]]:
-    """Pieces of PIECE_BYTES, each with the place of its first word."""
-    for start in range(0, raw.size, PIECE_BYTES):
-        yield raw[start : start + PIECE_BYTES], word_offset + start // WORD_BYTES
+def _split(raw: _Bytes, word_offset: int, piece_bytes: int) -> Iterable[tuple[_Bytes, int]]:
+    """Pieces of so many bytes, each with the place of its first word."""
+    first = operator.index(word_offset)
+    if not 0 <= first <= MOST_WORDS:
+        raise ValueError(f"a tensor's piece begins at one of its first {MOST_WORDS} words, not at {word_offset}")
+    for start in range(0, raw.size, piece_bytes):
+        yield raw[start : start + piece_bytes], first + start // WORD_BYTES
 
 
 def _sum(pieces: Iterable[Lanes]) -> Lanes:
@@ -228,18 +274,9 @@ def _tables() -> _Words:
     return tables
 
 
-def _keys(first: int, count: int) -> Iterable[_Words]:
-    """B ^ T[j + (B >> 55)] of `count` words from `first` on, for each lane."""
-    places = np.arange(first, first + count, dtype=np.uint64)
-    blocks, within = places // np.uint64(BLOCK_WORDS), places % np.uint64(BLOCK_WORDS)
-    for lane, table in enumerate(_tables()):
-        keys = _scramble(np.uint64(BLOCK_KEYS + lane) + np.uint64(LANES) * blocks)
-        yield keys ^ table[within + (keys >> np.uint64(KEY_BITS))]
-
-
 def _reference_kernel(words: _Words, first: int) -> Lanes:
     out = []
-    for keys in _keys(first, words.size):
+    for keys in word_keys(first, words.size):
         x = words ^ keys
         out.append(int(((x & np.uint64(_HALF)) * (x >> np.uint64(32))).sum(dtype=np.uint64)))
     return out[0], out[1]

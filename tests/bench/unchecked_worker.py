@@ -10,7 +10,7 @@ from typing import Any
 
 from rollfleet_engine.vllm import transfer_engine
 from rollfleet_engine.vllm.worker import RollfleetWorkerExtension
-from rollfleet_engine.weights.staging import Kernel, StagedTensor, read_into
+from rollfleet_engine.weights.staging import StagedTensor, read_into
 from rollfleet_engine.weights.transfer import CheckpointReader
 from rollfleet_kernels.digest import Lanes
 
@@ -19,7 +19,7 @@ read_checked = CheckpointReader.read_checked
 compare_layers = transfer_engine.compare_layers
 
 
-def read_checked_or_not(self: CheckpointReader, tensor: StagedTensor, buffer: memoryview, kernel: Kernel) -> Lanes:
+def read_checked_or_not(self: CheckpointReader, tensor: StagedTensor, buffer: memoryview, kernel: Any) -> Lanes:
     """The product's, or one read of all its bytes."""
     if not unchecked:
         return read_checked(self, tensor, buffer, kernel)

@@ -15,7 +15,7 @@ from rollfleet_kernels.digest import EmptyInputError, lanes, lanes_torch
 
 for case in json.load(open(sys.argv[1]))["lanes"]:
     if case["wordOffset"] == 0:
-        raw = torch.frombuffer(bytearray(bytes.fromhex(case["hex"])), dtype=torch.uint8)
+        raw = torch.frombuffer(bytearray(bytes.fromhex(case["hex"]) * case.get("times", 1)), dtype=torch.uint8)
         assert [f"{lane:016x}" for lane in lanes_torch(raw)] == case["lanes"], case["name"]
 generator = torch.Generator().manual_seed(0)
 for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool):

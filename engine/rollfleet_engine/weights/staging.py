@@ -34,7 +34,7 @@ from rollfleet_kernels.digest import (
 from rollfleet_protocol.manifest import Manifest
 from rollfleet_protocol.state import FailureReason
 
-# Below this, numpy's reference (1 GiB/s) is done before numba is imported and has compiled (0.5 s).
+# Below this, numpy's reference (1 GiB/s) is done before numba is imported and has compiled (0.6 s).
 COMPILE_WORTH_BYTES = 512 << 20
 HASH_THREADS = 2  # memory speed on 2 cores; more would take cores from the requests that are still served
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from rollfleet_engine.weights.errors import CheckpointError
-from rollfleet_engine.weights.staging import Kernel, StagedCheckpoint, StagedTensor, read_into
-from rollfleet_kernels.digest import NO_LANES, WORD_BYTES, Lanes, add_lanes, hexadecimal
+from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor, read_into
+from rollfleet_kernels.digest import Buffer, Lanes, PieceLanes, hexadecimal
 from rollfleet_protocol.state import FailureReason
 
 SOURCE_TYPE = "Checkpoint"
@@ -121,23 +121,25 @@ class CheckpointReader:
         while self._fds:
             os.close(self._fds.pop())
 
-    def read_checked(self, tensor: StagedTensor, buffer: memoryview, kernel: Kernel) -> Lanes:
+    def read_checked(self, tensor: StagedTensor, buffer: memoryview, kernel: Callable[[Buffer, int], Lanes]) -> Lanes:
         """Fill `buffer`, as long as the tensor, with its bytes, each piece digested while it lies in a cache.
 
         Raises CheckpointError where they cannot be read or are not those that were staged.
         """
-        name, fd, found = self._update.files[tensor.file].name, self._fds[tensor.file], NO_LANES
+        name, fd, found = self._update.files[tensor.file].name, self._fds[tensor.file], PieceLanes(kernel)
+        if len(buffer) != tensor.nbytes:
+            raise ValueError(f"a buffer of {len(buffer)} bytes for the {tensor.nbytes} of {tensor.name}")
         try:
             for start in range(0, len(buffer), CACHED_BYTES):
                 piece = buffer[start : start + CACHED_BYTES]
                 read_into(fd, piece, tensor.offset + start, name)
-                found = add_lanes(found, kernel(piece, start // WORD_BYTES))
+                found.add(piece)
         except OSError as error:
             raise _changed(f"{name}: cannot be read again: {error.strerror}") from error
-        if found != tensor.lanes:
-            digests = f"digest {hexadecimal(found)} is not the staged {hexadecimal(tensor.lanes)}"
+        if found.total != tensor.lanes:
+            digests = f"digest {hexadecimal(found.total)} is not the staged {hexadecimal(tensor.lanes)}"
             raise CheckpointError(FailureReason.DIGEST_MISMATCH, f"tensor {tensor.name} in {name}: {digests}")
-        return found
+        return found.total
 
 
 def _open_same(file: FileReference) -> int:

@@ -11,21 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollfleet_kernels import digest
 from rollfleet_kernels.digest import (
     BLOCK_WORDS,
+    MOST_WORDS,
     THREADS_WORTH_BYTES,
     WORD_BYTES,
     EmptyInputError,
+    PieceLanes,
     TensorDigest,
     add_lanes,
     lanes,
+    lanes_on_device,
     lanes_reference,
     version_digest,
     warm_up,
+    word_keys,
 )
 
 KNOWN: dict[str, Any] = json.loads((Path(__file__).parent / "known_answers.json").read_text(encoding="utf-8"))
@@ -43,7 +49,7 @@ def _compiled() -> None:
 @pytest.mark.parametrize("case", KNOWN["lanes"], ids=lambda case: case["name"])
 def test_known_answers(name: str, case: dict[str, Any]) -> None:
     """Made by a scalar program in plain integers, written from the definition alone."""
-    found = IMPLEMENTATIONS[name](bytes.fromhex(case["hex"]), case["wordOffset"])
+    found = IMPLEMENTATIONS[name](bytes.fromhex(case["hex"]) * case.get("times", 1), case["wordOffset"])
     assert [f"{lane:016x}" for lane in found] == case["lanes"]
 
 
@@ -96,35 +102,52 @@ PATTERNS = {
     "one of bfloat16": 0x8000,
     "lowest": 1,
 }
-ACROSS = 3 * BLOCK_WORDS
 DISTANCES = (1, 2, 64, BLOCK_WORDS, 4 * BLOCK_WORDS)  # between what is exchanged, in words
+TRIALS = 1 << 20
+PLACES = 1 << 21  # words of which a trial takes two or four
+Words = npt.NDArray[np.uint64]
 
 
-def _placed(words: tuple[np.uint64, ...], first: int, distance: int) -> bytes:
-    """Zeros but for two words, or for four of which two lie in other blocks."""
-    places = (first, first + distance, first + ACROSS, first + ACROSS + distance)
-    whole = np.zeros(places[-1] + 1, dtype="<u8")
-    whole[list(places[: len(words)])] = words
-    return whole.tobytes()
+def _products(words: Words, keys: Words) -> Words:
+    """What each word adds to a lane."""
+    x = words ^ keys
+    product: Words = (x & np.uint64(0xFFFFFFFF)) * (x >> np.uint64(32))
+    return product
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
+def test_a_lane_is_the_sum_of_what_its_words_add() -> None:
+    """So the trials below are of the digest, though they never build a tensor."""
+    words = np.random.default_rng(3).integers(0, 2**64, 3 * BLOCK_WORDS, dtype=np.uint64)
+    found = tuple(int(_products(words, keys).sum(dtype=np.uint64)) for keys in word_keys(100, words.size))
+    assert lanes(words.tobytes(), 100) == found
+
+
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_exchanges_are_noticed_whatever_the_words_differ_in(pattern: int, distance: int) -> None:
+def test_exchanges_are_noticed_whatever_the_words_differ_in(pattern: int) -> None:
     """A sum of mixed words is blind where mixing maps a difference to the same change for half of all words.
 
     So was one that shifted by 16 before it multiplied, to pairs of bfloat16 that differ in both signs. Exchanged too:
-    four words crosswise, as where two blocks of a matrix of two values change places.
+    four words crosswise, as where two blocks of a matrix of two values change places. If all blocks began at the same
+    place of the table, a lane would miss 100 in a million of those.
     """
     generator = np.random.default_rng(7)
-    for _ in range(500):
-        word = generator.integers(0, 2**64, dtype=np.uint64)
-        other = word ^ np.uint64(pattern)
-        first = int(generator.integers(0, BLOCK_WORDS))
+    words = generator.integers(0, 2**64, TRIALS, dtype=np.uint64)
+    first = generator.integers(0, PLACES // 2, TRIALS)
+    distance = generator.choice(DISTANCES, TRIALS)
+    across = generator.integers(1, PLACES // 4 // BLOCK_WORDS, TRIALS) * BLOCK_WORDS
+    unseen = np.ones(TRIALS, dtype=bool)
+    for keys in word_keys(0, PLACES):
 
-        for before, after in (((word, other), (other, word)), ((word, other, other, word), (other, word, word, other))):
-            one, two = (lanes(_placed(each, first, distance)) for each in (before, after))
-            assert all(a != b for a, b in zip(one, two, strict=True)), (before, first)
+        def change(place: npt.NDArray[np.int64], keys: Words = keys) -> Words:
+            found: Words = _products(words, keys[place]) - _products(words ^ np.uint64(pattern), keys[place])
+            return found
+
+        two = change(first) - change(first + distance)
+        four = two - (change(first + across) - change(first + across + distance))
+        assert (two != 0).all()
+        assert np.count_nonzero(four == 0) < 20
+        unseen &= four == 0
+    assert not unseen.any()
 
 
 @given(st.binary(min_size=8, max_size=64))
@@ -137,6 +160,50 @@ def test_large_input_is_the_same_in_threads_and_unaligned() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert lanes(raw, executor=pool) == lanes(raw) == lanes_reference(raw)
     assert lanes(raw[1:]) == lanes(raw[1:].copy())
+
+
+@pytest.mark.parametrize("kernel", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_pieces_in_order_are_the_whole_and_end_with_a_ragged_one(kernel: Any) -> None:
+    raw = np.random.default_rng(5).integers(0, 256, 83, dtype=np.uint8)
+    pieces = PieceLanes(kernel)
+    for start in range(0, raw.size, 16):
+        pieces.add(raw[start : start + 16])
+    assert pieces.total == lanes_reference(raw)
+    with pytest.raises(ValueError, match="3 bytes into a word of 8, and another one follows"):
+        pieces.add(b"more")
+
+
+class OnDevice(np.ndarray[Any, np.dtype[np.uint8]]):
+    """A tensor that is copied to the host by parts."""
+
+    def numel(self) -> int:
+        return self.size
+
+    def cpu(self) -> OnDevice:
+        return self
+
+    def numpy(self) -> npt.NDArray[np.uint8]:
+        return np.array(self)
+
+
+@pytest.mark.parametrize("size", [16, 8])
+def test_a_tensor_on_a_device_is_digested_by_parts(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digest, "HOST_BYTES", size)
+    raw = np.random.default_rng(5).integers(0, 256, 83, dtype=np.uint8)
+    assert lanes_on_device(raw.view(OnDevice)) == lanes_reference(raw)
+
+
+@pytest.mark.parametrize("kernel", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_what_no_tensor_has_is_refused(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (-1, MOST_WORDS + 1):
+        with pytest.raises(ValueError, match="first 4611686018427387904 words"):
+            kernel(b"word", place)
+    with pytest.raises(TypeError):
+        kernel(b"word", 0.5)
+    assert kernel(bytes(9 << 20), np.int32(2**31 - 1)) == kernel(bytes(9 << 20), 2**31 - 1)
+    monkeypatch.setattr(sys, "byteorder", "big")
+    with pytest.raises(RuntimeError, match="big-endian"):
+        kernel(b"word")
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS.values())

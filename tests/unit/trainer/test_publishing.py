@@ -21,9 +21,10 @@ from rollfleet_engine.weights.coverage import ModelTensors
 from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_engine.weights.layout import INDEX
 from rollfleet_engine.weights.staging import stage_checkpoint
-from rollfleet_protocol.manifest import MANIFEST, MANIFEST_UNFINISHED, decode, encode
+from rollfleet_protocol.manifest import FORMAT, MANIFEST, MANIFEST_UNFINISHED, decode, encode
 from rollfleet_protocol.state import FailureReason
-from rollfleet_trainer import shards
+from rollfleet_trainer import host, shards
+from rollfleet_trainer.adopting import adopt
 from rollfleet_trainer.checkpoints import Published, manifest_of, published
 from rollfleet_trainer.errors import CheckpointExistsError, PublishError
 from rollfleet_trainer.host import TensorError
@@ -69,6 +70,21 @@ def test_engines_and_others_read_what_was_published(
     assert count == {1: len(weights), 600: count, 1 << 30: 1}[shard_bytes]
     assert [each.path for each in published(root)] == ["step-7"]
     assert [path.name for path in root.iterdir()] == ["step-7"]
+
+
+def test_tensors_of_several_pieces_have_the_digest_of_whole_ones(
+    root: Path, model: ModelTensors, weights: Arrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written, looked at again as the same step, and adopted after its manifest is gone."""
+    whole = publish(root, weights, step=1).digest
+    for module in (host, shards):
+        monkeypatch.setattr(module, "PIECE_BYTES", 16)
+    for _ in range(2):
+        made = publish(root, weights, step=2)
+        assert made.digest == whole
+        assert read_as_engines_do(root, "step-2", model) == whole
+    (made.folder / MANIFEST).unlink()
+    assert adopt(root, "step-2", step=2).digest == whole
 
 
 def test_how_it_is_cut_does_not_change_the_digest(root: Path, weights: Arrays) -> None:
@@ -340,10 +356,10 @@ def test_parts_of_two_checkpoints_are_no_checkpoint(root: Path, model: ModelTens
 def test_a_manifest_of_another_kind_is_refused(root: Path, model: ModelTensors, weights: Arrays) -> None:
     made = publish(root, weights, step=7)
     manifest = decode((made.folder / MANIFEST).read_bytes())
-    (made.folder / MANIFEST).write_bytes(encode(replace(manifest, format=2)))
+    (made.folder / MANIFEST).write_bytes(encode(replace(manifest, format=FORMAT + 1)))
     error = failure(root, model)
     assert error.reason is FailureReason.CHECKPOINT_INVALID
-    assert "format 2" in error.message
+    assert f"format {FORMAT + 1}, this reader knows {FORMAT}" in error.message
     (made.folder / MANIFEST).write_bytes(encode(replace(manifest, digest=f"sha256:{'0' * 64}")))
     assert "says digest sha256:000" in failure(root, model).message
 
