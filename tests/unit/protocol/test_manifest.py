@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollfleet_protocol.manifest import (
+    FORMAT,
     FileRecord,
     Manifest,
     ManifestError,
@@ -90,7 +91,8 @@ HEAD, TENSOR, _ = (json.loads(line) for line in encode(WHOLE).splitlines())
 @pytest.mark.parametrize(
     ("head", "rows", "words"),
     [
-        ({"format": 2}, [TENSOR], "has format 2, this reader knows 1"),
+        ({"format": FORMAT + 1}, [TENSOR], f"has format {FORMAT + 1}, this reader knows {FORMAT}"),
+        ({"format": 1}, [TENSOR], "has format 1, this reader knows 2"),  # its lanes are of another digest
         ({"shards": {}}, [TENSOR], "shards: "),
         ({"shards": {"../x": HEAD["shards"][SHARD]}}, [TENSOR], "shards"),
         ({"files": {"a/b": HEAD["files"]["config.json"]}}, [TENSOR], "pattern|files"),
