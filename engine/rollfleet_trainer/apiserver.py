@@ -115,6 +115,14 @@ class ApiServer:
         finally:
             answer.response.close()
 
+    async def require_watch(self, path: str, name: str) -> None:
+        """DeniedError where `watch` would raise it; of an object that need not be there yet."""
+        import aiohttp  # noqa: PLC0415 - comes with kubernetes.aio
+
+        query = {"watch": "1", "fieldSelector": f"metadata.name={name}", "timeoutSeconds": "1"}
+        answer = await self._answer("GET", path, None, JSON, aiohttp.ClientTimeout(total=DEADLINE_S), query)
+        answer.response.close()
+
     async def _call(
         self, method: str, path: str, body: Manifest | None = None, *, kind: str = JSON, deadline_s: float = DEADLINE_S
     ) -> Manifest:

@@ -24,6 +24,7 @@ from rollfleet_trainer.background import Background
 from rollfleet_trainer.errors import (
     ApiServerError,
     ConflictError,
+    DeniedError,
     NotFoundError,
     NotPossible,
     SenderLost,
@@ -34,11 +35,12 @@ from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Serving, Standing, judge
 from rollfleet_trainer.sending import Fleet
 from rollfleet_trainer.tokens import Tokens, account_of_caller
-from rollfleet_trainer.versions import Plan, Wish, in_charge, plan, require_account
+from rollfleet_trainer.versions import Plan, Wish, in_charge, own_name, plan, require_account
 
 logger = logging.getLogger("rollfleet.trainer")
 
 NO_NAME = re.compile("[^A-Za-z0-9.-]")  # characters that no host's name has
+NO_POD = "none"  # in the place of a pod's uid: a token for it is good at no engine
 WRITES = 8  # against other writers
 AGAIN_S, LONGEST_AGAIN_S = 0.5, 5.0  # before the API server is asked again
 SLICE_S = 0.5  # of waiting: how late the loss of a Lease is told at most
@@ -62,6 +64,7 @@ class Control:
         self._kubeconfig, self._service_account = kubeconfig, service_account
         self._duration_s = lease_duration_s
         self._api: ApiServer | None = None
+        self._may_follow = False  # tried, and none of it failed since
         self._connecting = asyncio.Lock()  # an update and a publication may want it at once
         self._engine: Manifest = {}
         self._weight_version: Manifest = {}
@@ -88,6 +91,9 @@ class Control:
         self._stopped = None  # what ends this update while it waits for the Lease holds
         api = await self._connected()
         keeper = self._keeper
+        if not self._may_follow:
+            await self._require_rights(api)
+            self._may_follow = True
         await keeper.take(wait_s)
         asked = await self._ask(api, wish)
         self._asked, self._look = asked, judge(self._weight_version, asked, keeper.holder)
@@ -108,6 +114,8 @@ class Control:
     async def end(self, message: str = "") -> None:
         """The update has ended for this process. Whatever cannot be told any more is seen by others at a deadline."""
         await self._stop_following()
+        if message:
+            self._may_follow = False
         if self.keeper is not None and self.keeper.holds():
             with suppress(ApiServerError, SenderLost):
                 await self.keeper.offer("", message)
@@ -169,6 +177,17 @@ class Control:
             others = ", ".join(trainers) or "nobody"
             raise NotPossible(f"{self._namespace}/{self._name}: {named!r} is none of spec.trainers ({others})")
         return named
+
+    async def _require_rights(self, api: ApiServer) -> None:
+        """What is needed only once a version was asked for: without it that version could not come to its end."""
+        charge = await self._charge(api)
+        name = own_name(self._name) if charge is None else charge["metadata"]["name"]
+        path = path_of(API, self._namespace, "weightversions")
+        with suppress(NotFoundError):  # it may be read, and is not there yet
+            await api.get(f"{path}/{name}")
+        await api.require_watch(path, name)
+        if self.tokens is not None:
+            await self.tokens.require_right(self._identity.audience(NO_POD))
 
     async def _ask(self, api: ApiServer, wish: Wish) -> Asked:
         words = ""
@@ -255,7 +274,7 @@ class Control:
 
     async def fleet(self) -> Fleet:
         """What a sender needs to know, and tokens for the engines of the newest look."""
-        identity = FleetIdentity(namespace=self._namespace, name=self._name, uid=self._engine["metadata"]["uid"])
+        identity = self._identity
         bundle = (self._engine.get("status") or {}).get("caBundle")
         if not bundle:
             raise NotPossible(f"{self._namespace}/{self._name}: status.caBundle is empty: no operator has looked at it")
@@ -301,6 +320,9 @@ class Control:
             except NotFoundError:
                 self.stop(NotPossible(f"{asked.place}: WeightVersion {asked.name} was deleted"))
                 return
+            except DeniedError as error:  # asking again would not help, and the fleet would wait for this sender
+                self.stop(DeniedError(f"{asked.place}: it cannot be followed any more: {error}"))
+                return
             except ApiServerError as error:
                 self._away = f"the API server: {error}"
                 logger.warning("%s: %s", asked.place, error)
@@ -313,6 +335,10 @@ class Control:
         self._weight_version = found
         self._look = judge(found, asked, self._keeper.holder)
         self._changed.set()
+
+    @property
+    def _identity(self) -> FleetIdentity:
+        return FleetIdentity(namespace=self._namespace, name=self._name, uid=self._engine["metadata"]["uid"])
 
     @property
     def _keeper(self) -> Keeper:

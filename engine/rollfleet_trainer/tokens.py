@@ -58,6 +58,12 @@ class Tokens:
         missing = [audience for audience in wanted if self._good(audience) is None]
         await asyncio.gather(*(self._minted(audience) for audience in missing))
 
+    async def require_right(self, audience: str) -> None:
+        """Raise now what engines' tokens would meet. `audience`: one that no engine has; its token is thrown away."""
+        await self._minted(audience)
+        with self._lock:
+            self._held.pop(audience, None)
+
     def forget(self) -> None:
         """Make new ones from now on."""
         with self._lock:

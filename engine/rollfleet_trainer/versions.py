@@ -64,6 +64,11 @@ def in_charge(weight_versions: Sequence[Manifest], engine: Manifest) -> Manifest
     return next((each for each in present if each["metadata"]["uid"] == uid), oldest)
 
 
+def own_name(fleet: str) -> str:
+    """Of the WeightVersion that is made for a fleet without one."""
+    return f"{fleet}-policy"
+
+
 def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
     """What to write. NotPossible where the operator would not take it."""
     place = f"{engine['metadata']['namespace']}/{engine['metadata']['name']}"
@@ -80,7 +85,7 @@ def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
     if charge is not None:
         metadata = {name: charge["metadata"][name] for name in ("resourceVersion", "uid")}
         return Plan(version, charge["metadata"]["name"], creates=False, body={"metadata": metadata, "spec": spec})
-    name = f"{engine['metadata']['name']}-policy"
+    name = own_name(engine["metadata"]["name"])
     body = {
         "apiVersion": API_VERSION,
         "kind": "WeightVersion",

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from rollfleet_trainer import RolloutFleet, Update
+from rollfleet_trainer.control import NO_POD
 from rollfleet_trainer.errors import TrainerError
 from rollfleet_trainer.updates import Progress
 from tests.contract.vllm_trainer import send_by_vllm
@@ -102,7 +103,7 @@ class Trainer:
     def __init__(self, order: Order, rank: int) -> None:
         self.api = fleet(weightTransfer={"backend": order["backend"]})
         self.api.change(ENGINE_PATH, {"status": {"caBundle": order["ca"]}})
-        self.api.token = lambda audience: str(order["tokens"][audience])
+        self.api.token = lambda audience: str(order["tokens"].get(audience, "good nowhere"))
         ranks = int(order.get("ranks", 1))
         if ranks > 1:
             dist.init_process_group("gloo", init_method=order["store"], rank=rank, world_size=ranks)
@@ -203,7 +204,8 @@ class Trainer:
             return {"error": "the update has no end", "type": "", "phases": []}
         phases = [f"{each.phase}/{each.attempt}" for each in self._progress]
         told = {"phases": phases, "toSend": max((each.total_bytes for each in self._progress), default=0)}
-        return self._result | told | {"audiences": self.api.audiences}
+        shown = [audience for audience in self.api.audiences if not audience.endswith(f"/{NO_POD}")]
+        return self._result | told | {"audiences": shown}
 
     def close(self, _: Order) -> dict[str, Any]:
         """Give the Lease back."""

@@ -177,6 +177,9 @@ async def test_an_object_is_followed_from_what_was_read_to_its_end(place: Place)
         "source": {"type": "Checkpoint", "checkpoint": {"path": "step-1"}},
     }
     body = {"apiVersion": "rollfleet.io/v1alpha1", "kind": "WeightVersion", "metadata": {"name": "qwen-policy"}}
+    await api.require_watch(path, "qwen-policy")
+    with pytest.raises(DeniedError, match="watch"):
+        await api.require_watch(path_of(LEASES_API, place.namespace, "leases"), f"{FLEET}-sender")
     made = await api.create(path, body | {"spec": spec})
     news = api.watch(path, "qwen-policy", made["metadata"]["resourceVersion"])
     coming = asyncio.create_task(step_of(news, "100"))

@@ -37,7 +37,7 @@ class MemoryApi:
         self.requests: list[tuple[str, str]] = []
         self._versions = itertools.count(1)
         self._lock = threading.RLock()
-        self._watching: list[tuple[str, asyncio.AbstractEventLoop, asyncio.Queue[Manifest]]] = []
+        self._watching: list[tuple[str, asyncio.AbstractEventLoop, asyncio.Queue[Manifest | None]]] = []
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -77,8 +77,12 @@ class MemoryApi:
                     raise ConflictError(f"PATCH {path}: the object has been modified (HTTP 409)")
             return self.put(path, merged(self.objects[path], patch))
 
+    async def require_watch(self, path: str, name: str) -> None:
+        self._told("WATCH", f"{path}/{name}")
+
     async def watch(self, path: str, name: str, resource_version: str) -> AsyncIterator[Manifest]:
-        where, queue = f"{path}/{name}", asyncio.Queue()
+        self._told("WATCH", f"{path}/{name}")
+        where, queue = f"{path}/{name}", asyncio.Queue[Manifest | None]()
         entry = (where, asyncio.get_running_loop(), queue)
         with self._lock:
             self._watching.append(entry)
@@ -86,7 +90,10 @@ class MemoryApi:
                 queue.put_nowait(copy.deepcopy(self.objects[where]))
         try:
             while True:
-                yield await queue.get()
+                news = await queue.get()
+                if news is None:
+                    return
+                yield news
         finally:
             self._watching.remove(entry)
 
@@ -112,6 +119,12 @@ class MemoryApi:
                 if where == path:
                     loop.call_soon_threadsafe(queue.put_nowait, copy.deepcopy(stored))
             return copy.deepcopy(stored)
+
+    def end_watches(self) -> None:
+        """As the API server does after a while."""
+        with self._lock:
+            for _, loop, queue in self._watching:
+                loop.call_soon_threadsafe(queue.put_nowait, None)
 
     def change(self, path: str, patch: Manifest) -> Manifest:
         """What somebody else writes."""

@@ -1,7 +1,7 @@
 """How an update is followed to its end, and what its end is held against."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from types import SimpleNamespace
@@ -10,15 +10,17 @@ from typing import Any
 import looptime
 import pytest
 
+from rollfleet_protocol.senders import MESSAGE_ANNOTATION
 from rollfleet_trainer import RolloutFleet, UpdateFailed
 from rollfleet_trainer.apiserver import ApiServer
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import AGAIN_S
 from rollfleet_trainer.driving import Driver, Run
-from rollfleet_trainer.errors import NotPossible, UnreachableError
+from rollfleet_trainer.errors import ApiServerError, DeniedError, NotFoundError, NotPossible, UnreachableError
 from rollfleet_trainer.looks import Look, Standing
+from rollfleet_trainer.updates import Progress
 from rollfleet_trainer.versions import Wish
-from tests.support.memory_api import POLICY_PATH, MemoryApi, fleet
+from tests.support.memory_api import LEASE_PATH, POLICY_PATH, MemoryApi, fleet
 
 
 @pytest.fixture
@@ -33,11 +35,6 @@ def driver(api: MemoryApi) -> Iterator[Driver]:
     one._driver.control._api = api  # type: ignore[assignment]
     yield one._driver
     one.blocking.close()
-
-
-class Weights:
-    def go_through(self) -> Iterator[object]:
-        return iter(())
 
 
 def asked(driver: Driver) -> Run:
@@ -87,6 +84,80 @@ def test_a_version_that_is_kept_for_another_account_is_not_asked_for(
     spec["source"]["trainer"] = {"serviceAccountName": "grpo"}
     api.put(POLICY_PATH, api.objects[POLICY_PATH] | {"spec": spec})
     driver._ask(Wish(version=version), None)
+
+
+TOKEN_PATH = "/api/v1/namespaces/rl/serviceaccounts/grpo/token"
+FOLLOWED = [("GET", POLICY_PATH), ("WATCH", POLICY_PATH), ("POST", TOKEN_PATH)]
+
+
+def refusing(method: str, path: str, error: ApiServerError) -> Callable[[str, str], ApiServerError | None]:
+    return lambda *asked: error if asked == (method, path) else None
+
+
+@pytest.mark.parametrize("right", FOLLOWED)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_right_that_is_needed_later_only_is_missed_before_a_version_is_asked_for(
+    driver: Driver, api: MemoryApi, right: tuple[str, str], before: bool
+):
+    """It would wait for a sender that cannot send: after a pause, closed."""
+    if before:
+        spec = {"engineRef": {"name": "qwen"}, "version": 7, "source": {"type": "Trainer", "trainer": {}}}
+        api.put(POLICY_PATH, {"metadata": {"namespace": "rl", "name": "qwen-policy"}, "spec": spec})
+    held = api.objects.get(POLICY_PATH)
+    api.failing = refusing(*right, DeniedError("forbidden"))
+    for _ in range(2):
+        with pytest.raises(DeniedError, match="forbidden"):
+            driver._ask(Wish(), None)
+    assert api.objects.get(POLICY_PATH) == held
+    assert not api.objects[LEASE_PATH]["spec"].get("holderIdentity"), "nothing was done"
+    api.failing = lambda *_: None
+    assert asked(driver).asked.version == (8 if before else 1)
+
+
+def test_rights_are_tried_with_the_first_update_and_after_one_that_failed(driver: Driver, api: MemoryApi):
+    tries = []
+    for message in ("", "", "it failed", ""):
+        api.audiences.clear()
+        driver._ask(Wish(), None)
+        tries.append(len(api.audiences))
+        driver._background.run(driver.control.end(message))
+    assert tries == [1, 0, 0, 1]
+
+
+class Weights:
+    def go_through(self) -> Iterator[object]:
+        return iter(())
+
+    def nbytes(self) -> int:
+        return 0
+
+    def require_another_pass(self) -> None:
+        """As often as is wanted."""
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (DeniedError("forbidden"), DeniedError, "rl/qwen: version 1: it cannot be followed any more: forbidden"),
+        (NotFoundError("gone"), NotPossible, "rl/qwen: version 1: WeightVersion qwen-policy was deleted"),
+    ],
+)
+def test_an_update_that_cannot_be_followed_any_more_ends_and_offers_nothing(
+    driver: Driver, api: MemoryApi, error: ApiServerError, raised: type[Exception], words: str
+):
+    """A live Lease with an offer would hold the fleet closed for as long as the trainer lives."""
+
+    def withdraw(_: Progress) -> None:
+        if not api.objects[LEASE_PATH]["metadata"].get("annotations"):
+            return
+        api.failing = lambda method, path: error if path == POLICY_PATH and method != "PATCH" else None
+        api.end_watches()
+
+    with pytest.raises(raised, match=words):
+        driver.update(Weights(), Wish(), withdraw)  # type: ignore[arg-type]
+    told = api.objects[LEASE_PATH]["metadata"]["annotations"]
+    assert list(told) == [MESSAGE_ANNOTATION]
+    assert words in told[MESSAGE_ANNOTATION]
 
 
 def test_after_a_failure_nothing_of_the_way_to_the_engines_is_used_again(driver: Driver, api: MemoryApi):
