@@ -9,29 +9,30 @@ from __future__ import annotations
 from rollfleet_trainer.apiserver import API, ApiServer, Manifest, path_of
 from rollfleet_trainer.errors import ConflictError
 from rollfleet_trainer.retention import paths_in_use
-from rollfleet_trainer.versions import in_charge
+from rollfleet_trainer.versions import holds, in_charge, stored
 
 WRITES = 8  # against other writers: the operator writes the status of the same object
-HELD = ("Verifying", "Opening", "Active")  # phases in which the digest is that of what all engines hold
 
 
 async def name_recovery(api: ApiServer, namespace: str, fleet: str, path: str, digest: str) -> int | None:
     """Name a checkpoint as recovery of the version that the fleet holds, and that version; None where it is another's.
 
-    Only a push has a recovery, and only where its digest is the checkpoint's. Raises ApiServerError.
+    Only a push has a recovery, and only where its digest is the checkpoint's. The name outlives the next version, which
+    may be asked for before the operator has looked: spec.stored keeps it. Raises ApiServerError.
     """
     words = ""
     for _ in range(WRITES):
         engine = await api.get(path_of(API, namespace, "rolloutengines", fleet))
         listed = await api.get(path_of(API, namespace, "weightversions"))
         charge = in_charge(listed.get("items") or (), engine)
-        if charge is None or not _holds(charge, digest):
+        if charge is None or not holds(charge) or charge["status"].get("digest") != digest:
             return None
         version = int(charge["spec"]["version"])
         if ((charge["spec"].get("recovery") or {}).get("checkpoint") or {}).get("path") == path:
             return version
         metadata = {name: charge["metadata"][name] for name in ("resourceVersion", "uid")}
-        patch: Manifest = {"metadata": metadata, "spec": {"recovery": {"checkpoint": {"path": path}}}}
+        spec = {"recovery": {"checkpoint": {"path": path}}, "stored": stored(version, path)}
+        patch: Manifest = {"metadata": metadata, "spec": spec}
         try:
             await api.patch(path_of(API, namespace, "weightversions", charge["metadata"]["name"]), patch)
         except ConflictError as error:
@@ -39,13 +40,6 @@ async def name_recovery(api: ApiServer, namespace: str, fleet: str, path: str, d
             continue
         return version
     raise ConflictError(f"{namespace}/{fleet}: {WRITES} writes in a row were too late: {words}")
-
-
-def _holds(weight_version: Manifest, digest: str) -> bool:
-    """Whether its version is a trainer's, is held by all engines, and has this digest."""
-    spec, status = weight_version["spec"], weight_version.get("status") or {}
-    held = spec["source"]["type"] == "Trainer" and status.get("phase") in HELD
-    return held and status.get("version") == spec["version"] and status.get("digest") == digest
 
 
 async def in_use(api: ApiServer, namespace: str) -> frozenset[str]:

@@ -38,9 +38,9 @@ class Retained:
 def paths_in_use(engines: Iterable[Mapping[str, Any]], versions: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Checkpoints that RolloutEngines and WeightVersions speak of, as the API server gives these objects.
 
-    Committed (late joiners and restored engines read it), named as source or recovery by a spec, and the one that an
-    update has begun with, which a newer spec may have left behind. Of a fleet whose model is on the same volume what
-    its engines start from, told by a file in it: a model may have checkpoints in a folder below.
+    Committed (late joiners and restored engines read it), named as source, recovery or stored by a spec, and the one
+    that an update has begun with, which a newer spec may have left behind. Of a fleet whose model is on the same volume
+    what its engines start from, told by a file in it: a model may have checkpoints in a folder below.
 
     Read `versions` first: what is in use by a version is committed before the version goes on to another.
     """
@@ -53,6 +53,7 @@ def paths_in_use(engines: Iterable[Mapping[str, Any]], versions: Iterable[Mappin
     for version in versions:
         found.add(_at(version, "spec", "source", "checkpoint", "path"))
         found.add(_at(version, "spec", "recovery", "checkpoint", "path"))
+        found.add(_at(version, "spec", "stored", "checkpoint", "path"))
         found.add(_at(version, "status", "checkpoint"))
     return frozenset(path for path in found if isinstance(path, str) and path)
 

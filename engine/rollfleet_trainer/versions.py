@@ -12,6 +12,7 @@ Manifest = dict[str, Any]
 API_VERSION = "rollfleet.io/v1alpha1"
 TRAINER: Manifest = {"type": "Trainer", "trainer": {}, "checkpoint": None}
 ENDED = ("Active", "Failed")
+HELD = ("Verifying", "Opening", "Active")  # phases in which the digest is that of what all engines hold
 MOST_UNLIKELY = 1e9  # below that a float has no digits for what is compared
 
 
@@ -81,7 +82,7 @@ def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
     version = highest + 1 if wish.version is None else wish.version
     if version <= highest:
         raise NotPossible(f"{place}: version {version} must exceed {highest}, which was asked for or is committed")
-    spec = _spec(version, wish)
+    spec = _carried(charge) | _spec(version, wish)
     if charge is not None:
         metadata = {name: charge["metadata"][name] for name in ("resourceVersion", "uid")}
         return Plan(version, charge["metadata"]["name"], creates=False, body={"metadata": metadata, "spec": spec})
@@ -165,6 +166,29 @@ def _spec(version: int, wish: Wish) -> Manifest:
     spec["verify"] = {"probe": probe}
     merged: Manifest = _merged(spec, dict(wish.spec))
     return merged
+
+
+def holds(weight_version: Manifest) -> bool:
+    """Whether its version is a trainer's, and by the operator's word all engines hold it."""
+    spec, status = weight_version["spec"], weight_version.get("status") or {}
+    held = spec["source"]["type"] == "Trainer" and status.get("phase") in HELD
+    return held and status.get("version") == spec["version"]
+
+
+def stored(version: int, path: str) -> Manifest:
+    """spec.stored: it keeps the copy's name for an operator that looks only when the spec has gone on."""
+    return {"version": version, "checkpoint": {"path": path}}
+
+
+def _carried(charge: Manifest | None) -> Manifest:
+    """The copy of the version before, which somebody may have named a moment ago.
+
+    What stored said until now has been recorded: the operator has seen the spec that holds it.
+    """
+    path = None if charge is None else ((charge["spec"].get("recovery") or {}).get("checkpoint") or {}).get("path")
+    if charge is None or path is None or not holds(charge):
+        return {}
+    return {"stored": stored(int(charge["spec"]["version"]), path)}
 
 
 def logprob(value: float) -> str:

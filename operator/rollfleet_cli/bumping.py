@@ -10,7 +10,15 @@ from typing import Any
 from rollfleet_cli.cluster import Writer
 from rollfleet_cli.errors import ConflictError, NotFoundError, NotPossibleError, UnreachableError
 from rollfleet_operator.api.rolloutengine import Committed, Outcome, RolloutEngine
-from rollfleet_operator.api.weightversion import Checkpoint, HistoryEntry, Phase, Source, SourceType, WeightVersion
+from rollfleet_operator.api.weightversion import (
+    Checkpoint,
+    HistoryEntry,
+    Phase,
+    Source,
+    SourceType,
+    Stored,
+    WeightVersion,
+)
 from rollfleet_operator.core.accept import in_charge, judge_weight_version
 
 ATTEMPTS = 8  # writes against other writers; each costs two reads and a write
@@ -144,7 +152,7 @@ def plan_version(scene: Scene, wish: Wish) -> WeightVersion:
     if version <= scene.highest:
         which = "is asked for" if scene.charge and scene.charge.spec.version == scene.highest else "is committed"
         raise NotPossibleError(f"{scene.place}: version {version} must exceed {scene.highest}, which {which} already")
-    changes = {
+    changes: dict[str, Any] = {
         "version": version,
         "step": wish.step,
         "source": Source(type=SourceType.CHECKPOINT, checkpoint=Checkpoint(path=wish.checkpoint)),
@@ -152,7 +160,8 @@ def plan_version(scene: Scene, wish: Wish) -> WeightVersion:
     if scene.charge is not None:
         probe = scene.charge.spec.verify.probe.model_copy(update={"expected_logprobs": ()})
         verify = scene.charge.spec.verify.model_copy(update={"probe": probe})
-        spec = scene.charge.spec.model_copy(update=changes | {"recovery": None, "verify": verify})
+        changes |= {"recovery": None, "stored": _stored(scene.charge), "verify": verify}
+        spec = scene.charge.spec.model_copy(update=changes)
         wanted = scene.charge.model_copy(update={"spec": spec})
     else:
         wanted = WeightVersion.model_validate({"metadata": _new_name(scene), "spec": _engine_ref(scene) | changes})
@@ -198,7 +207,20 @@ def patch_of(wanted: WeightVersion) -> dict[str, Any]:
     spec = wanted.spec
     source = {"trainer": None} | spec.source.dump()
     verify = {"probe": {"expectedLogprobs": None}}
-    return _change(wanted, version=spec.version, step=spec.step, source=source, recovery=None, verify=verify)
+    kept = {} if spec.stored is None else {"stored": spec.stored.dump()}
+    return _change(wanted, version=spec.version, step=spec.step, source=source, recovery=None, verify=verify, **kept)
+
+
+def _stored(charge: WeightVersion) -> Stored | None:
+    """The copy of the version before, which a trainer may have named a moment ago: the operator still hears of it.
+
+    What stored said until now has been recorded: the operator has seen the spec that holds it.
+    """
+    spec, status = charge.spec, charge.status
+    held = status.version == spec.version and status.phase in (Phase.VERIFYING, Phase.OPENING, Phase.ACTIVE)
+    if spec.recovery is None or not held:
+        return spec.stored
+    return Stored(version=spec.version, checkpoint=spec.recovery.checkpoint)
 
 
 def _change(found: WeightVersion, **spec: Any) -> dict[str, Any]:

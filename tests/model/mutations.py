@@ -71,6 +71,12 @@ def in_good_weather(schedule: Schedule) -> Schedule:
     return replace(schedule, net=NetFaults(), api=ApiFaults(), pace=Pace(), happenings=happenings)
 
 
+def stored_at_once(schedule: Schedule) -> Schedule:
+    """A push in peace, its copy, and at once the next version."""
+    happenings = (Happening(0.0, "push", 0, 0.0), Happening(60.0, "name_copy", 1, 0.0), *schedule.happenings)
+    return in_good_weather(replace(schedule, happenings=happenings))
+
+
 def dead_in_a_push(schedule: Schedule) -> Schedule:
     """The trainer dies between two calls, and nobody comes for a long time."""
     happenings = (
@@ -316,5 +322,11 @@ MUTATIONS = (
         pushes.the_next_attempt_keeps_its_sender,
         (SENDER,),
         ("push", "fail_step", "lie"),
+    ),
+    Mutation(
+        "copies are read from the newest spec only",
+        pushes.copies_are_read_from_the_newest_spec_only,
+        ("stored",),
+        bias=stored_at_once,
     ),
 )

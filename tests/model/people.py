@@ -6,7 +6,7 @@ from dataclasses import replace
 from rollfleet_operator.api.launch import TrainerRef
 from rollfleet_operator.api.meta import ObjectMeta
 from rollfleet_operator.api.rolloutengine import RolloutEngineStatus
-from rollfleet_operator.api.weightversion import Checkpoint, Recovery, SourceType, WeightVersion
+from rollfleet_operator.api.weightversion import Checkpoint, Phase, Recovery, SourceType, Stored, WeightVersion
 from rollfleet_operator.core.accept import in_charge
 from rollfleet_operator.core.ending import UNDER_WAY
 from rollfleet_protocol.state import FailureReason
@@ -19,6 +19,7 @@ from tests.model.schedule import Happening
 from tests.support.builders import FLEET_UID, WEIGHT_VERSION, make_weight_version
 from tests.support.simulated_engine import fault
 
+HELD = (Phase.VERIFYING, Phase.OPENING, Phase.ACTIVE)
 HALF_WRITTEN = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
 
 
@@ -58,7 +59,7 @@ class People:
             if version <= known.spec.version:
                 return  # the API server's rule
             meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
-            wanted = make_weight_version(version, **spec)
+            wanted = make_weight_version(version, stored=known.spec.stored, **spec)
             wanted = wanted.model_copy(update={"status": known.status, "metadata": meta})
         self._put(wanted)
 
@@ -91,7 +92,10 @@ class People:
         self.ask(self.newest + 1, "", replace(self._ask_of(blow), pushed=True, copy=copy))
 
     def name_copy(self, blow: Happening) -> None:
-        """The checkpoint of what was pushed is named: as it is, with other weights in it, or not there yet."""
+        """The checkpoint of what was pushed is named: as it is, with other weights in it, or not there yet.
+
+        Every second time the next version is asked for at once.
+        """
         known, committed = self.charge, self._auditor.book.committed
         if known is None or known.spec.source.type is not SourceType.TRAINER:
             return
@@ -100,9 +104,14 @@ class People:
             self._nodes.shelf.changed[path] = committed.digest
         if blow.luck % 3 == 1:
             self._break(path, blow.seconds)
-        spec = known.spec.model_copy(update={"recovery": Recovery(checkpoint=Checkpoint(path=path))})
+        found: dict[str, object] = {"recovery": Recovery(checkpoint=Checkpoint(path=path))}
+        if known.status.version == known.spec.version and known.status.phase in HELD:  # as publish does
+            found["stored"] = Stored(version=known.spec.version, checkpoint=Checkpoint(path=path))
+        spec = known.spec.model_copy(update=found)
         meta = known.metadata.model_copy(update={"generation": known.metadata.generation + 1})
         self._put(known.model_copy(update={"spec": spec, "metadata": meta}))
+        if blow.who % 2:
+            self.push(blow)
 
     def bump_to_broken(self, blow: Happening) -> None:
         """Half-written, and whole after a while."""

@@ -77,6 +77,19 @@ class Pushes:
             self._book().senders.setdefault(status.epoch, status.sender.holder)
         if status.phase is Phase.PREPARING and status.sender is not None:
             raise BrokenPromise("sender", f"{weight_version.metadata.uid} prepares, and its sender is chosen already")
+        self._judge_stored(weight_version, status)
+
+    def _judge_stored(self, weight_version: WeightVersion, status: WeightVersionStatus) -> None:
+        """A copy that was named is in the commit before anybody says that work on a later version has begun."""
+        stored, committed = weight_version.spec.stored, self._api.fleet.status.committed
+        if stored is None or committed is None or self._book().ever_lost or status.version <= stored.version:
+            return
+        if (committed.version, committed.weight_version_uid) != (stored.version, weight_version.metadata.uid):
+            return
+        if committed.checkpoint != stored.checkpoint.path:
+            text = f"version {stored.version} is stored at {stored.checkpoint.path}, committed is {committed}"
+            raise BrokenPromise("stored", text)
+        self._saw("commit: its copy was named before the next version was asked for")
 
     def committed(self, committed: Committed, epoch: int) -> None:
         """Every engine that takes part holds the bytes of the one trainer that was chosen, whole."""

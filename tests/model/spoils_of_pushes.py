@@ -4,7 +4,7 @@ from typing import Any
 
 from rollfleet_engine.guard import orders
 from rollfleet_engine.guard.native import NativeRoutes
-from rollfleet_operator.core import changing, ending, plan, quiescing, sender, world
+from rollfleet_operator.core import changing, ending, plan, plan_weights, quiescing, sender, world
 from tests.model.pushes import ModelSession
 from tests.model.spoils import Patch, around
 
@@ -60,6 +60,11 @@ def who_waits_makes_all_lost(patch: Patch) -> None:
         return "it is stored nowhere" if stuck else ""
 
     patch.setattr(plan, "weights_lost", lost)
+
+
+def copies_are_read_from_the_newest_spec_only(patch: Patch) -> None:
+    """What was named before the version was raised is not looked for."""
+    patch.setattr(plan_weights, "with_stored", lambda update: update)
 
 
 def the_next_attempt_keeps_its_sender(patch: Patch) -> None:

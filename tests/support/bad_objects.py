@@ -208,6 +208,10 @@ BAD_VERSIONS = {
         setting("spec.recovery", {"checkpoint": {"path": "copy"}}),
         "spec.recovery is only for spec.source.type Trainer",
     ),
+    "a copy of a version that nobody has asked for": (
+        setting("spec.stored", {"version": 2**40, "checkpoint": {"path": "copy"}}),
+        "spec.stored.version must not exceed spec.version",
+    ),
     "no fleet": (lambda document: document["spec"].pop("engineRef"), "spec.engineRef: Required value"),
     "a pause mode that vLLM has not": (
         setting("spec.pause.mode", "drop"),

@@ -1,6 +1,9 @@
 """Where weights come from: parts of WeightVersion.spec."""
 
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from rollfleet_operator.api.meta import ApiModel, ServiceAccountName
 from rollfleet_operator.api.rules import discriminator_rule, rule, rules
@@ -55,3 +58,12 @@ class Recovery(ApiModel):
 
     checkpoint: Checkpoint
     """A copy of exactly these weights: whoever reads it holds it against the committed digest."""
+
+
+class Stored(ApiModel):
+    """A version that a trainer sent before, and where it is stored."""
+
+    version: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    """Whose weights these are."""
+    checkpoint: Checkpoint
+    """As spec.recovery.checkpoint had it."""

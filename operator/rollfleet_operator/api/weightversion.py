@@ -9,7 +9,7 @@ from pydantic import Field
 from rollfleet_operator.api.meta import ApiModel, Conditions, ObjectMeta
 from rollfleet_operator.api.records import Token
 from rollfleet_operator.api.rules import rule, rules
-from rollfleet_operator.api.sources import Checkpoint, Recovery, Source, SourceType, Trainer
+from rollfleet_operator.api.sources import Checkpoint, Recovery, Source, SourceType, Stored, Trainer
 from rollfleet_operator.api.update_policies import FailureType, OnFailure, Rolling, Strategy, StrategyType
 from rollfleet_operator.api.update_records import (
     FailedAttempt,
@@ -38,6 +38,7 @@ __all__ = [
     "SenderRecord",
     "Source",
     "SourceType",
+    "Stored",
     "Strategy",
     "StrategyType",
     "Target",
@@ -144,6 +145,11 @@ class WeightVersionSpec(
             forbidden=True,
         ),
         rule(
+            "!has(self.stored) || self.stored.version <= self.version",
+            "spec.stored.version must not exceed spec.version: it is of a version that was sent already",
+            field=".stored.version",
+        ),
+        rule(
             "self.source.type != 'Trainer' || self.strategy.type == 'Atomic'",
             "spec.strategy.type Rolling is only for spec.source.type Checkpoint: a trainer sends once to all engines",
             field=".strategy.type",
@@ -192,6 +198,9 @@ class WeightVersionSpec(
     recovery: Recovery | None = None
     """For source.type Trainer: a stored copy, which late joiners and a rollback read. Without one they wait for the
     next push. May be set later, at the same version, once the copy is complete."""
+    stored: Stored | None = None
+    """What recovery said of a version, for when the spec has gone on before any operator has looked. Who names a copy
+    (the trainer's publish) or raises the version (its update, rollfleet bump) writes it; leave it there."""
     pause: Pause = Pause()
     """What happens to requests in flight."""
     verify: VerifySpec = VerifySpec()

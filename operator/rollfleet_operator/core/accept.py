@@ -174,6 +174,8 @@ def judge_weight_version(
 def _judge_source(weight_version: WeightVersion, fleet: RolloutEngine) -> Verdict | None:
     spec, fleet_name = weight_version.spec, fleet.metadata.name
     pushed = spec.source.type is SourceType.TRAINER
+    if spec.stored is not None and (fault := path_fault(spec.stored.checkpoint.path)):
+        return _refused(Reason.INVALID_SPEC, f"spec.stored.checkpoint.path {fault}")
     checkpoint, field = spec.source.checkpoint, "spec.source.checkpoint"
     if pushed:
         fault = _push_fault(weight_version, fleet)

@@ -16,7 +16,7 @@ something to fall back to.
 from dataclasses import replace
 
 from rollfleet_operator.api.meta import ConditionStatus
-from rollfleet_operator.api.rolloutengine import Committed, Outcome
+from rollfleet_operator.api.rolloutengine import Outcome
 from rollfleet_operator.api.weightversion import (
     FailedAttempt,
     Phase,
@@ -27,6 +27,7 @@ from rollfleet_operator.api.weightversion import (
 )
 from rollfleet_operator.core.changing import transfer, verify
 from rollfleet_operator.core.conditions import find
+from rollfleet_operator.core.copies import name_stored, stored_since, with_copy, with_stored
 from rollfleet_operator.core.ending import (
     TOUCHED,
     UNDER_WAY,
@@ -54,13 +55,18 @@ from rollfleet_operator.core.world import World, holds
 STEPS = {Phase.PREPARING: prepare, Phase.QUIESCING: quiesce, Phase.TRANSFERRING: transfer, Phase.VERIFYING: verify}
 
 
-def plan_weights(  # noqa: PLR0911 - one answer per case
+def plan_weights(
     world: World, record: Record, weight_version: WeightVersion | None, work: Work, *, first: bool, accepted: bool
 ) -> UpdatePlan:
     """One look at the update. `first`: the fleet has not verified its first version yet."""
     if weight_version is None:
         return UpdatePlan(record, None, record.epoch)
-    update = Update(world, record, weight_version, work)
+    update = with_stored(Update(world, record, weight_version, work))
+    found = _look(update, first=first, accepted=accepted)
+    return replace(found, status=None if found.status is None else name_stored(update, found.status))
+
+
+def _look(update: Update, *, first: bool, accepted: bool) -> UpdatePlan:  # noqa: PLR0911 - one answer per case
     if _is_superseded(update):
         update = _supersede(update, accepted=accepted)
         if update.status.phase in UNDER_WAY:
@@ -200,9 +206,9 @@ def _step(update: Update) -> UpdatePlan:
 def _open_up(update: Update) -> UpdatePlan:
     """Committed: open, then Active. Who is active already stays so."""
     record, status = update.record, update.status
-    stored = _stored_since(update)
+    stored = stored_since(update)
     if stored is not None:
-        return UpdatePlan(replace(record, committed=stored), _with_copy(update, status), None)
+        return UpdatePlan(replace(record, committed=stored), with_copy(status, update.version, update.path), None)
     done = status.phase is Phase.ACTIVE and status.version == update.version
     if not done:
         if status.version != update.version:  # the record was lost, or the commit was found again
@@ -214,26 +220,6 @@ def _open_up(update: Update) -> UpdatePlan:
             record = replace(record, last_finished=last_finished(update, update.version, move.ending))
         return UpdatePlan(record, status, record.epoch, rolling=move.rolling)
     return UpdatePlan(record, status, record.epoch)
-
-
-def _stored_since(update: Update) -> Committed | None:
-    """The commit of what a trainer sent, with the copy that was named since; None where nothing is new."""
-    committed = update.record.committed
-    if committed is None or not update.pushed or not update.path or committed.checkpoint == update.path:
-        return None
-    update.work.note(f"version {committed.version} can be read again from {update.path!r}")
-    return committed.model_copy(update={"checkpoint": update.path})
-
-
-def _with_copy(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
-    """The record and its history name the copy, so that a rollback finds it."""
-    history = tuple(
-        entry.model_copy(update={"checkpoint": update.path})
-        if (entry.version, entry.outcome) == (update.version, Outcome.ACTIVE)
-        else entry
-        for entry in status.history
-    )
-    return status.model_copy(update={"checkpoint": update.path, "history": history})
 
 
 def _active(update: Update, status: WeightVersionStatus, ending: Ending) -> WeightVersionStatus:

@@ -110,6 +110,23 @@ def test_what_was_of_a_pushed_version_goes_with_it() -> None:
     assert (probe.tokens, probe.expected_logprobs, probe.max_abs_logprob_diff) == ((1, 2), (), "0.01")
 
 
+@pytest.mark.parametrize("phase", [Phase.ACTIVE, Phase.TRANSFERRING])
+def test_the_copy_of_the_version_before_is_told_on_unless_nobody_holds_that(phase: Phase) -> None:
+    """A trainer may have named it a moment ago. What stored said before was seen by whoever wrote the status."""
+    document = stored(5, phase=phase).dump()
+    document["spec"] |= {
+        "source": {"type": "Trainer"},
+        "recovery": {"checkpoint": {"path": "copy-5"}},
+        "stored": {"version": 4, "checkpoint": {"path": "copy-4"}},
+    }
+    store = Store(fleet_at(5), WeightVersion.model_validate(document))
+    bump(store)
+    assert store.found is not None
+    assert store.found.spec.stored is not None
+    version = 5 if phase is Phase.ACTIVE else 4
+    assert store.found.spec.stored.dump() == {"version": version, "checkpoint": {"path": f"copy-{version}"}}
+
+
 @pytest.mark.parametrize(
     ("asked", "committed", "following"),
     [(5, 5, 6), (5, 3, 6), (2, 5, 6), (None, 4, 5), (None, None, 1), (None, 0, 1)],

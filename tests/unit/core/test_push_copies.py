@@ -1,12 +1,14 @@
 """What a trainer sent: who joins late, the stored copy, and what is stored nowhere."""
 
+from typing import Any
+
 import pytest
 
-from rollfleet_operator.api.weightversion import Checkpoint, Recovery
+from rollfleet_operator.api.weightversion import Checkpoint, Recovery, Stored
 from rollfleet_operator.core.actions import DeletePod
-from tests.support.simulated_pushes import ask, make_world, push
+from tests.support.simulated_pushes import NO_RETRY, ask, make_world, push
 from tests.support.simulated_trainer import digest_sent
-from tests.support.simulated_updates import fleet_condition
+from tests.support.simulated_updates import failed, fleet_condition
 from tests.support.simulated_world import World
 
 ANOTHER = "another-operator-uid"
@@ -27,8 +29,8 @@ def test_a_late_joiner_waits_for_weights_and_is_fed_by_the_next_push() -> None:
     assert world.run(60, lambda: world.ended(2) and world.all_serve(2))
 
 
-def _with_recovery(world: World, version: int, path: str) -> None:
-    ask(world, version, recovery=Recovery(checkpoint=Checkpoint(path=path)))
+def _with_recovery(world: World, version: int, path: str, **spec: Any) -> None:
+    ask(world, version, recovery=Recovery(checkpoint=Checkpoint(path=path)), **spec)
 
 
 def test_a_copy_that_is_named_later_is_part_of_the_commit_and_feeds_late_joiners() -> None:
@@ -41,6 +43,56 @@ def test_a_copy_that_is_named_later_is_part_of_the_commit_and_feeds_late_joiners
     assert world.status().history[-1].checkpoint == "copy-1", "a rollback finds it"
     world.delete_pod(world.uid_of(1))
     assert world.run(60, lambda: world.all_serve(1) and len(world.committed_versions) == 2)
+
+
+def _stored(version: int, path: str) -> dict[str, Any]:
+    """What publish leaves in the spec, whatever is asked for next."""
+    return {"stored": Stored(version=version, checkpoint=Checkpoint(path=path))}
+
+
+def _checkpoint(world: World) -> str | None:
+    committed = world.fleet.status.committed
+    return None if committed is None else committed.checkpoint
+
+
+@pytest.mark.parametrize("operator", ["slow", "dead"])
+def test_a_copy_that_was_named_just_before_the_next_version_was_asked_for_is_not_lost(operator: str) -> None:
+    """Four versions, the next one asked for before an operator has looked at the copy of the one before."""
+    world = make_world()
+    trainer = push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    for version in (1, 2, 3):
+        copy = f"copy-{version}"
+        world.store.digests[copy] = digest_sent(version)
+        _with_recovery(world, version, copy, **_stored(version, copy))
+        ask(world, version + 1, **_stored(version, copy))
+        if operator == "dead":
+            world.restart_operator(down_s=40)
+        assert world.run(50, lambda: _checkpoint(world) == f"copy-{version}")  # noqa: B023 - asked at once
+        trainer.offer(world, version + 1)
+        assert world.run(60, lambda: world.ended(version + 1) and world.all_serve(version + 1))  # noqa: B023
+    assert [each.checkpoint for each in world.status().history] == ["copy-1", "copy-2", "copy-3", ""]
+
+
+def test_weights_that_cannot_be_loaded_end_at_the_copy_that_was_named_just_before() -> None:
+    world = make_world(2)
+    trainer = push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    world.store.digests["copy-1"] = digest_sent(1)
+    _with_recovery(world, 1, "copy-1", **_stored(1, "copy-1"))
+    trainer.tells_digest, trainer.received = False, {1: "sha256:another"}
+    push(world, 2, trainer, on_failure=NO_RETRY, **_stored(1, "copy-1"))
+    assert world.run(200, lambda: world.ended(2) and world.all_serve(1))
+    failed(world, 2, "DigestDisagrees")
+
+
+def test_a_copy_of_another_version_or_of_another_object_says_nothing_of_what_is_committed() -> None:
+    world = make_world()
+    push(world, 3)
+    assert world.run(60, lambda: world.ended(3) and world.all_serve(3))
+    ask(world, 4, **_stored(2, "copy-2"))
+    world.run(5)
+    assert (_checkpoint(world), world.status().history[-1].checkpoint) == (None, "")
 
 
 def test_a_copy_that_holds_other_weights_is_not_loaded() -> None:

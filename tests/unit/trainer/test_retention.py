@@ -259,6 +259,7 @@ def objects() -> tuple[dict[str, Any], dict[str, Any]]:
         "spec": {
             "source": {"type": "Checkpoint", "checkpoint": {"path": "wanted"}},
             "recovery": {"checkpoint": {"path": "stored"}},
+            "stored": {"version": 3, "checkpoint": {"path": "stored-before"}},
         },
         "status": {"checkpoint": "loading"},
     }
@@ -267,6 +268,6 @@ def objects() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_what_objects_name() -> None:
     engine, version = objects()
-    assert paths_in_use([engine], [version]) == {"committed", "wanted", "stored", "loading"}
+    assert paths_in_use([engine], [version]) == {"committed", "wanted", "stored", "stored-before", "loading"}
     assert paths_in_use([{}, {"status": {"committed": None}}], [{"spec": {"source": {"type": "Trainer"}}}]) == set()
     assert paths_in_use([{"status": {"committed": {"checkpoint": ""}}}], []) == set()

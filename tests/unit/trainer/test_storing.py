@@ -14,6 +14,7 @@ from rollfleet_trainer.copies import in_use
 from rollfleet_trainer.errors import ConflictError, PublishError, TrainerError, UnreachableError
 from rollfleet_trainer.publishing import publish
 from rollfleet_trainer.ranks import Word
+from rollfleet_trainer.versions import Wish, plan
 from tests.support.memory_api import ENGINES_PATH, POLICY_PATH, MemoryApi, fleet
 from tests.support.publishing import Arrays
 
@@ -66,6 +67,21 @@ async def test_both_faces_write_a_copy_and_name_it_as_the_recovery_of_what_is_se
     again = trainer.blocking.publish(lambda: iter(weights.items()), step=70)
     assert (again.path, again.recovers) == ("step-70", 7)
     assert not any(method == "PATCH" for method, _ in api.requests[before:]), "it is named already"
+
+
+def test_the_next_version_leaves_the_copy_s_name_where_an_operator_that_looks_late_finds_it(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, digest: str
+):
+    serve(api, digest)
+    assert trainer.blocking.publish(weights, step=70).recovers == 7
+    planned = plan(api.objects[ENGINES_PATH + "/qwen"], api.objects[POLICY_PATH], Wish())
+    assert planned.body is not None
+    api.change(POLICY_PATH, {"spec": planned.body["spec"]})
+    spec = api.objects[POLICY_PATH]["spec"]
+    assert (spec["version"], spec.get("recovery")) == (8, None)
+    assert spec["stored"] == {"version": 7, "checkpoint": {"path": "step-70"}}
+    api.change(POLICY_PATH, {"spec": {"version": 9}})  # by somebody who knows nothing of it
+    assert api.objects[POLICY_PATH]["spec"]["stored"]["version"] == 7
 
 
 @pytest.mark.parametrize(

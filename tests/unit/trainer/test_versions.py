@@ -61,6 +61,22 @@ def test_a_bump_takes_back_what_was_true_of_the_version_before():
     assert body["spec"]["recovery"] == {"checkpoint": {"path": "step-2"}}
 
 
+def test_a_bump_keeps_the_name_of_the_copy_of_the_version_before():
+    """Whoever named it by hand may have done so a moment ago, and the operator may be away."""
+    before = weight_version(4)
+    before["spec"] |= {"recovery": {"checkpoint": {"path": "step-4"}}, "stored": "as the operator has seen it"}
+    body = plan(engine(4), before, Wish(recovery="step-5")).body
+    assert body is not None
+    assert body["spec"]["stored"] == {"version": 4, "checkpoint": {"path": "step-4"}}
+    assert body["spec"]["recovery"] == {"checkpoint": {"path": "step-5"}}
+    for unheld in ({"phase": "Transferring"}, {"phase": "Failed"}, {"version": 3}):
+        others = weight_version(4, status=unheld)
+        others["spec"] |= {"recovery": {"checkpoint": {"path": "step-4"}}}
+        body = plan(engine(3), others, Wish()).body
+        assert body is not None
+        assert "stored" not in body["spec"], "what it says of a version before is all that anybody knows"
+
+
 @pytest.mark.parametrize("version", [0, 3, 4])
 def test_a_number_that_was_used_is_refused(version: int):
     with pytest.raises(NotPossible, match=f"version {version} must exceed 4"):

@@ -1,0 +1,67 @@
+"""Stored copies of what a trainer sent: how they come into the commit and into the history.
+
+While the spec asks for the version, spec.recovery names its copy. A trainer may raise the version a moment after it
+has named one, before any operator has looked: for that the name stays in spec.stored, with the version that it is of.
+It is written over only by one who has seen the status speak of a later spec, and that was written by an operator that
+had seen this one: so no copy that was named is lost, however late an operator looks.
+"""
+
+from dataclasses import replace
+
+from rollfleet_operator.api.rolloutengine import Committed, Outcome
+from rollfleet_operator.api.weightversion import HistoryEntry, Stored, WeightVersionStatus
+from rollfleet_operator.core.moves import Update
+
+
+def stored_since(update: Update) -> Committed | None:
+    """The commit of what a trainer sent, with the copy that was named since; None where nothing is new."""
+    committed = update.record.committed
+    if committed is None or not update.pushed or not update.path or committed.checkpoint == update.path:
+        return None
+    return _read_again(update, committed, update.path)
+
+
+def with_stored(update: Update) -> Update:
+    """The commit of a version that the spec has left, with the copy that was named before."""
+    committed, stored = update.record.committed, _stored_before(update)
+    if committed is None or stored is None or stored.version != committed.version:
+        return update
+    ours = committed.weight_version_uid == update.weight_version.metadata.uid
+    if not ours or committed.checkpoint == stored.checkpoint.path:
+        return update
+    found = _read_again(update, committed, stored.checkpoint.path)
+    return replace(update, record=replace(update.record, committed=found))
+
+
+def name_stored(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
+    """The history names it too."""
+    stored = _stored_before(update)
+    if stored is None:
+        return status
+    return status.model_copy(update={"history": _named(status, stored.version, stored.checkpoint.path)})
+
+
+def with_copy(status: WeightVersionStatus, version: int, path: str) -> WeightVersionStatus:
+    """The record and its history name the copy, so that a rollback finds it."""
+    return status.model_copy(update={"checkpoint": path, "history": _named(status, version, path)})
+
+
+def _named(status: WeightVersionStatus, version: int, path: str) -> tuple[HistoryEntry, ...]:
+    return tuple(
+        entry.model_copy(update={"checkpoint": path})
+        if (entry.version, entry.outcome) == (version, Outcome.ACTIVE)
+        else entry
+        for entry in status.history
+    )
+
+
+def _stored_before(update: Update) -> Stored | None:
+    """Of a version that the spec has left; until then spec.recovery speaks of it."""
+    stored = update.weight_version.spec.stored
+    mounted = update.world.fleet.spec.volumes.checkpoints is not None
+    return stored if mounted and stored is not None and stored.version < update.version else None
+
+
+def _read_again(update: Update, committed: Committed, path: str) -> Committed:
+    update.work.note(f"version {committed.version} can be read again from {path!r}")
+    return committed.model_copy(update={"checkpoint": path})
