@@ -110,6 +110,7 @@ class Driver:
 
     def _ended(self, weights: Weights, wish: Wish, on_progress: OnProgress | None) -> Update:
         with self._ending():
+            weights.require_sendable(alone=self._ranks.size == 1)
             require_sender((self.spec().get("weightTransfer") or {}).get("backend") or "", self._ranks.size)
             run = self._ask(wish, on_progress)
             if on_progress is not None:

@@ -12,6 +12,9 @@ import numpy.typing as npt
 from rollfleet_protocol.pushes import DTYPES, MOST_DIMENSIONS
 
 PIECE_BYTES = 16 << 20  # of host memory that a tensor on a device takes at once; a multiple of the digest's word
+MOST_NAME = 512  # characters of a tensor's name, as in a push
+# What wrappers of torch put into names; the engines know the model's own.
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,15 +36,15 @@ class HostTensor:
 
     def pieces(self) -> Iterator[Bytes]:
         """Row by row, each PIECE_BYTES long but the last. A piece is valid until the next one is asked for."""
-        flat = _flat_torch(self.tensor) if _is_torch(self.tensor) else _flat_numpy(self.tensor)
+        flat = _flat_torch(self.tensor) if is_torch(self.tensor) else _flat_numpy(self.tensor)
         for start in range(0, self.nbytes, PIECE_BYTES):
             piece: Any = flat[start : start + PIECE_BYTES]
-            yield piece.to("cpu").numpy() if _is_torch(piece) else piece
+            yield piece.to("cpu").numpy() if is_torch(piece) else piece
 
 
 def host_tensor(name: str, tensor: Any) -> HostTensor:
     """What is known of it without copying anything. Raises TensorError."""
-    if not (_is_torch(tensor) or isinstance(tensor, np.ndarray)):
+    if not (is_torch(tensor) or isinstance(tensor, np.ndarray)):
         raise TensorError(f"tensor {name}: is of type {type(tensor).__name__}, neither torch's nor numpy's")
     word = str(tensor.dtype).removeprefix("torch.")
     if word not in DTYPES:
@@ -55,11 +58,12 @@ def host_tensor(name: str, tensor: Any) -> HostTensor:
         raise TensorError(f"tensor {name}: is empty {list(shape)}, so nothing could tell whether it was loaded")
     if len(shape) > MOST_DIMENSIONS:
         raise TensorError(f"tensor {name}: has {len(shape)} dimensions, at most {MOST_DIMENSIONS} are taken")
-    place = _torch_place(name, tensor) if _is_torch(tensor) else _numpy_place(tensor)
+    place = _torch_place(name, tensor) if is_torch(tensor) else _numpy_place(tensor)
     return HostTensor(dtype, item_bytes, shape, nbytes, (*place, dtype, shape), tensor)
 
 
-def _is_torch(tensor: Any) -> bool:
+def is_torch(tensor: Any) -> bool:
+    """Whether it is a tensor of torch."""
     return hasattr(tensor, "detach") and hasattr(tensor, "untyped_storage")
 
 

@@ -31,18 +31,15 @@ from rollfleet_protocol.manifest import MANIFEST, MANIFEST_UNFINISHED, FileRecor
 from rollfleet_trainer.checkpoints import INDEX, Published, manifest_of, published_as, relative_path
 from rollfleet_trainer.errors import CheckpointExistsError, PublishError
 from rollfleet_trainer.files import FILES, Files, read_small
-from rollfleet_trainer.host import HostTensor, TensorError, host_tensor
+from rollfleet_trainer.host import MOST_NAME, WRAPPERS, HostTensor, TensorError, host_tensor
 from rollfleet_trainer.shards import SHARD_BYTES, ShardWriter, digest_of
 
 Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
 Progress = Callable[[int, int], None]  # tensors and bytes done so far
 
-MOST_NAME = 512  # characters of a tensor's name, as in a push
 LARGEST_ASSET = 64 << 20
 # Weights in any form, and what tells where they are: never copied beside weights of another version.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx", ".index.json")
-# What wrappers of torch put into names; the engines know the model's own.
-_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 
 
 def publish(
@@ -216,7 +213,7 @@ def _require_name(name: object, seen: set[str]) -> None:
         raise TensorError(f"tensor {name!r:.80}: a name is a text of 1 to {MOST_NAME} characters")
     if not name.isprintable():
         raise TensorError(f"tensor {name!r}: has characters that cannot be shown")
-    wrapper = next((each for each in _WRAPPERS if each in name), None)
+    wrapper = next((each for each in WRAPPERS if each in name), None)
     if wrapper is not None:
         raise TensorError(f"tensor {name}: the model does not know {wrapper!r}: take it out of the names")
     if name in seen:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.given import EMPTY, pair_of, require_described, require_form, require_kind
 from rollfleet_trainer.tensors import Sent, nbytes, raw_bytes
 
 PART_BYTES = 1 << 30  # of gathered tensors that are held at once, or one that is larger
@@ -63,7 +65,7 @@ def without_tied(given: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
     a rank may hold nothing of a tensor. Nor are mappings of other kinds, which may make tensors in memory used again.
     """
     seen: set[tuple[object, ...]] = set()
-    for name, tensor in given.items():
+    for name, tensor in map(pair_of, given.items()):
         if isinstance(given, dict) and not is_sharded(tensor) and tensor.numel():
             place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
             if place in seen:
@@ -82,7 +84,7 @@ def described(given: Given) -> list[Any] | None:
         return list(metadata())
     else:
         return None
-    return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in pairs]
+    return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in map(pair_of, pairs)]
 
 
 class Weights:
@@ -96,6 +98,33 @@ class Weights:
         self._given = given
         self._consumed = False
         self._kept: list[Pair] | None = []
+        self._begun: Iterator[Pair] | None = None  # a pass whose first tensor was looked at, and is still to come
+
+    def require_sendable(self, *, alone: bool) -> None:
+        """NotPossible for what cannot be sent, as far as that can be known without making all of it.
+
+        alone: no other rank gathers with us, so that the first pass may be begun: where only that tells what comes its
+        first tensor is made now, and held until it goes out. But of an iterator, which whoever calls again after a
+        refusal may give again.
+        """
+        given = self._given
+        require_kind(given)
+        lazy = isinstance(given, Mapping) and not isinstance(given, dict)  # it may make its tensors
+        if not lazy and (found := described(given)) is not None:
+            require_described(found)
+        elif isinstance(given, Mapping) and not given:
+            raise NotPossible(EMPTY)
+        elif alone and not (isinstance(given, Iterator) or hasattr(given, "require_another_pass")):
+            self._begin()
+
+    def _begin(self) -> None:
+        pairs = iter(self._pairs())
+        first = next(pairs, None)
+        if first is None:
+            raise NotPossible(EMPTY)
+        name, tensor = pair_of(first)
+        require_form(name, tensor.dtype, tensor.shape)
+        self._begun = chain((first,), pairs)
 
     def nbytes(self) -> int:
         """Of all of them, or 0 where only a pass would tell."""
@@ -111,21 +140,29 @@ class Weights:
 
     def go_through(self) -> Iterator[Weighed]:
         """One pass. NotPossible where there can be no other one."""
-        for name, tensor in self._pairs():
+        pairs, self._begun = self._begun or self._pairs(), None
+        for name, tensor in map(pair_of, pairs):
             sharded = is_sharded(tensor)
             owned = not sharded and (isinstance(tensor, torch.nn.Parameter) or isinstance(self._given, Mapping))
             yield name, whole(tensor), owned
 
     def _pairs(self) -> Iterable[Pair]:
         given = self._given
+        require_kind(given)
         if isinstance(given, torch.nn.Module):
             parameters: Iterable[Pair] = given.named_parameters()
             return parameters
         if isinstance(given, Mapping):
             return without_tied(given)
         if not isinstance(given, Iterator):
-            return given() if callable(given) else given
+            return self._called(given) if callable(given) else given
         return self._replayed() if self._consumed else self._recorded(given)
+
+    def _called(self, given: Callable[[], Iterable[Pair]]) -> Iterable[Pair]:
+        made = given()
+        if not isinstance(made, Iterable):
+            raise NotPossible(f"the callable that update was given returned a {type(made).__name__}, no pairs")
+        return made
 
     def _recorded(self, given: Iterator[Pair]) -> Iterator[Pair]:
         """While they are gone through for the first time."""

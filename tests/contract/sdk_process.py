@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -136,6 +137,35 @@ class Trainer:
             return await self.fleet.update(given, **options)
 
         return asyncio.run(awaited())
+
+    def refused(self, _: Order) -> dict[str, Any]:
+        """What cannot be sent: the error of each, and what was asked of the API server meanwhile."""
+        tensor, before = torch.ones(2), len(self.api.requests)
+        given: dict[str, Any] = {
+            "nothing": {},
+            "module without parameters": torch.nn.ReLU(),
+            "empty callable": lambda: iter(()),
+            "callable of numpy": lambda: [("w", tensor.numpy())],
+            "callable of nothing": lambda: None,
+            "numpy": {"w": tensor, "v": tensor.numpy()},
+            "path": "/checkpoints/step-5",
+            "number": 5,
+            "class": torch.nn.Linear,
+            "list": [tensor],
+            "name": {1: tensor},
+            "dtype": {"w": tensor.to(torch.complex128)},
+            "empty": {"w": torch.ones(0, 2)},
+            "meta": torch.nn.Linear(2, 2, device="meta"),
+            "compiled": {"_orig_mod.w": tensor},
+            "lazy": MappingProxyType({"w": tensor.numpy()}),
+        }
+        told = {}
+        for name, each in given.items():
+            try:
+                self.fleet.blocking.update(each)
+            except TrainerError as error:
+                told[name] = f"{type(error).__name__}: {error}"
+        return {"told": told, "requests": self.api.requests[before:]}
 
     def begin(self, order: Order) -> dict[str, Any]:
         """The same by vLLM's own trainer classes, which take seconds to import."""

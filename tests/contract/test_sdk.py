@@ -63,6 +63,31 @@ def test_an_update_ends_with_what_the_fleet_serves(scene: Scene, face: str):
             assert ("init" in state.transferred.phase_seconds) is (number == 1), "the group is kept"
 
 
+def test_what_cannot_be_sent_is_told_before_a_version_is_asked_for(scene: Scene):
+    """It would use the version up, and be seen with the fleet closed."""
+    scene.open()
+    answer = scene.do("refused")
+    told = {name: text.removeprefix("NotPossible: ") for name, text in answer["told"].items()}
+    assert answer["requests"] == [], "nobody was asked anything"
+    assert list(told.values()) == [text.partition(": ")[2] for text in answer["told"].values()], "each is NotPossible"
+    for name in ("nothing", "module without parameters", "empty callable"):
+        assert told[name] == "there are no tensors to send"
+    for name in ("numpy", "callable of numpy", "lazy"):
+        assert "is a numpy.ndarray, and update sends torch's tensors: torch.from_numpy makes one" in told[name]
+    assert told["path"].startswith("update takes a module, a mapping of names to torch's tensors, pairs of both")
+    assert told["path"].endswith("this is '/checkpoints/step-5' (str)")
+    assert told["number"].endswith("this is 5 (int)")
+    assert "torch.nn.modules.linear.Linear" in told["class"]
+    assert "returned a NoneType" in told["callable of nothing"]
+    assert "among what it was given is a torch.Tensor" in told["list"]
+    assert told["name"] == "tensor 1: a name is a text of 1 to 512 characters"
+    assert told["dtype"].startswith("tensor w: dtype complex128 cannot be sent: bool, ")
+    assert told["empty"].startswith("tensor w: is empty [0, 2]")
+    assert told["meta"] == "tensor weight: is on device meta and has no bytes"
+    assert told["compiled"].startswith("tensor _orig_mod.w: the model does not know '_orig_mod.'")
+    assert len(told) == 16
+
+
 def test_tensors_that_are_gathered_one_by_one_come_in_parts(scene: Scene):
     scene.open(partBytes=SMALL_PARTS)
     states = scene.succeed(scene.ask(2, "iterator"), 2)

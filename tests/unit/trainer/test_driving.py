@@ -134,6 +134,9 @@ class Weights:
     def require_another_pass(self) -> None:
         """As often as is wanted."""
 
+    def require_sendable(self, *, alone: bool) -> None:
+        """They can be."""
+
 
 @pytest.mark.parametrize(
     ("error", "raised", "words"),
