@@ -46,8 +46,8 @@ def path_of(api: str, namespace: str, plural: str, name: str = "", subresource: 
 class ApiServer:
     """One connection pool. Every method raises ApiServerError, named by what a caller can do about it."""
 
-    def __init__(self, client: Any) -> None:
-        self._api = client
+    def __init__(self, client: Any, connector: Any) -> None:
+        self._api, self._connector = client, connector
 
     @classmethod
     async def connect(cls, kubeconfig: str | Path | None) -> ApiServer:
@@ -69,11 +69,14 @@ class ApiServer:
             raise NotPossible(f"no way to the API server by {source}: {error}") from error
         api = client.ApiClient(configuration)
         api.user_agent = "rollfleet-trainer"
-        return cls(api)
+        from rollfleet_trainer.session import prepare  # noqa: PLC0415 - needs aiohttp
+
+        return cls(api, prepare(api))
 
     async def close(self) -> None:
         """Close the connections."""
         await self._api.close()
+        await self._connector.close()
 
     async def get(self, path: str) -> Manifest:
         """Read an object or a collection from quorum."""

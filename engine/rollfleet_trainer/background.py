@@ -1,15 +1,18 @@
-"""An event loop in a thread of its own, so that Leases are renewed whatever the trainer's own thread does."""
+"""Threads beside the trainer's own: an event loop, so that Leases are renewed whatever it does, and one that sends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar
 
 from rollfleet_trainer.errors import NotPossible
 
+P = ParamSpec("P")
 T = TypeVar("T")
 CLOSE_S = 5.0
 
@@ -70,3 +73,39 @@ class Background:
             task.cancel()
         ending = asyncio.gather(*tasks, return_exceptions=True)
         ending.add_done_callback(lambda _: self._loop.stop())
+
+
+class Worker(Executor):
+    """Runs calls one after the other. A daemon: a process that ends does not wait for it, as it does for a pool's."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """In its turn."""
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._calls.put(call)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """After what was given so far."""
+        self._calls.put(None)
+        if wait:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()

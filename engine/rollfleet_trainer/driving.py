@@ -302,13 +302,13 @@ class Driver:
 
     def close(self) -> None:
         """Give everything back."""
-        self._drop_line()
         if self._background.is_closed:
             return
         try:
             self._background.run(self.control.close())
         finally:
             self._background.close()
+            self._drop_line()
 
 
 def _words(error: BaseException) -> str:

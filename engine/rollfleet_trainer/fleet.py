@@ -11,23 +11,22 @@ The same without asyncio is `fleet.blocking.update(...)`. Both may be used where
 from __future__ import annotations
 
 import asyncio
-import atexit
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from rollfleet_protocol.senders import LONGEST_LEASE_S, SHORTEST_LEASE_S
-from rollfleet_trainer.background import Background
+from rollfleet_trainer.background import Background, Worker
 from rollfleet_trainer.beginning import Beginning
 from rollfleet_trainer.blocking import BlockingFleet
 from rollfleet_trainer.checkpoints import Published
 from rollfleet_trainer.control import Control
 from rollfleet_trainer.driving import Driver
+from rollfleet_trainer.ending import ENDINGS
 from rollfleet_trainer.errors import NotPossible, PublishError, SenderLost
 from rollfleet_trainer.leases import DURATION_S
 from rollfleet_trainer.looks import Serving
@@ -57,7 +56,8 @@ class RolloutFleet:
     checkpoints: where the fleet's volumes.checkpoints is mounted here, for `publish` and `retain`; else
     $ROLLFLEET_CHECKPOINTS.
 
-    The fleet's sender Lease is taken with the first update and kept until `close`: one trainer at a time.
+    The fleet's sender Lease is taken with the first update and kept until `close`, or until the main thread ends: one
+    trainer at a time.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class RolloutFleet:
         self._versions = Versions()
         self._driver: Driver | None = None
         self._store: Store | None = None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="rollfleet-update")
+        self._worker = Worker("rollfleet-update")
         if self._ranks.rank == 0:
             background = Background(f"rollfleet {fleet}")
             control = Control(
@@ -99,7 +99,7 @@ class RolloutFleet:
             root = _path(checkpoints or os.environ.get(CHECKPOINTS_VARIABLE) or None)
             self._store = Store(background, control, self._ranks, root)
         self.blocking = BlockingFleet(self)
-        atexit.register(self._close)
+        ENDINGS.add(self._close)
 
     async def update(
         self,
@@ -324,7 +324,7 @@ class RolloutFleet:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self._close)
+        ENDINGS.remove(self._close)
         self._worker.shutdown(wait=False)
         if self._driver is None:
             return

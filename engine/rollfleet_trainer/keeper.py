@@ -122,7 +122,10 @@ class Keeper:
         await self._write_now()
 
     async def release(self, message: str = "") -> None:
-        """Give the Lease back, so that the next one need not wait. Does not raise: at worst others wait for its end."""
+        """Give the Lease back, so that the next one need not wait. Does not raise: at worst others wait for its end.
+
+        message: for the operator; else why the last version was offered no more.
+        """
         await self._stop_renewing()
         still_ours, self._holds_until = self.holds(), 0.0
         self._offers = ""
@@ -130,9 +133,19 @@ class Keeper:
             return
         try:
             async with asyncio.timeout(RELEASE_S):
-                await self._api.patch(self._path, releasing(self._lease, datetime.now(UTC), message))
+                await self._give_back(message or self._message)
         except (ApiServerError, TimeoutError) as error:
             logger.warning("Lease %s was not given back, others wait for its end: %s", self.name, error)
+
+    async def _give_back(self, message: str) -> None:
+        while True:
+            try:
+                await self._api.patch(self._path, releasing(self._lease, datetime.now(UTC), message))
+            except ConflictError:  # of a renewal that was cancelled the answer got lost, perhaps not the request
+                await self._read_again()
+                if self._lease.holder == self.holder:
+                    continue
+            return
 
     async def _stop_renewing(self) -> None:
         if self._renewing is not None:

@@ -11,7 +11,6 @@ it is served when the call returns, and every sample after it must be of that ve
 from __future__ import annotations
 
 import asyncio
-import atexit
 import importlib
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rollfleet_trainer.asking import OnAbort
 from rollfleet_trainer.background import Background
+from rollfleet_trainer.ending import ENDINGS
 from rollfleet_trainer.errors import NotPossible, SenderLost
 from rollfleet_trainer.passing import Announced, Handed, OnePass, copied
 from rollfleet_trainer.rollouts import Rollouts
@@ -76,7 +76,7 @@ class FleetClient:
         self._closed = False
         self.model = rollouts.model
         self.update: Update | None = None  # the last sync's
-        atexit.register(self.close_communicator)
+        ENDINGS.add(self.close_communicator)
 
     # --- the server
 
@@ -216,7 +216,7 @@ class FleetClient:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close_communicator)
+        ENDINGS.remove(self.close_communicator)
         self._background.run(self._rollouts.aclose())
         self._background.close()
         self._fleet.blocking.close()

@@ -1,6 +1,9 @@
 """Which API server a trainer speaks to, and as whom: a kubeconfig that is named, else, in a pod, its ServiceAccount."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -8,6 +11,7 @@ from kubernetes.aio.config import incluster_config
 
 from rollfleet_trainer.apiserver import ApiServer
 from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.session import Resolver, environments_proxy
 from tests.support.certificates import write_certificate
 
 VARIABLES = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -26,13 +30,17 @@ async def reached(kubeconfig: Path | None) -> tuple[str, str]:
 
 
 @pytest.fixture
-def kubeconfig(tmp_path: Path) -> Path:
-    one = {
+def one() -> dict[str, Any]:
+    return {
         "clusters": [{"name": "one", "cluster": {"server": "https://api.example:6443"}}],
         "users": [{"name": "me", "user": {"token": "mine"}}],
         "contexts": [{"name": "one", "context": {"cluster": "one", "user": "me"}}],
         "current-context": "one",
     }
+
+
+@pytest.fixture
+def kubeconfig(one: dict[str, Any], tmp_path: Path) -> Path:
     file = tmp_path / "kubeconfig"
     file.write_text(yaml.safe_dump(one))
     return file
@@ -67,3 +75,36 @@ async def test_elsewhere_it_is_the_kubeconfig_that_is_named(
     assert (await reached(kubeconfig))[1] == "Bearer mine"
     with pytest.raises(NotPossible, match=r"no way to the API server by kubeconfig .*nowhere"):
         await ApiServer.connect(tmp_path / "nowhere")
+
+
+async def test_names_that_are_known_need_no_executor_any_more():
+    """concurrent.futures refuses everything while the interpreter shuts down; the Lease is given back then."""
+    resolver, executor = Resolver(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(executor)
+    found = await resolver.resolve("localhost", 6443)
+    executor.shutdown()
+    assert await resolver.resolve("localhost", 6443) == found
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await resolver.resolve("localhost", 6444)
+
+
+def test_the_environment_s_proxies_are_as_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "api.cluster.example,.local")
+    assert environments_proxy("https://api.example:6443") == "http://proxy.example:3128"
+    assert environments_proxy("https://api.cluster.example:6443") is None
+    assert environments_proxy("https://one.local") is None
+    assert environments_proxy("http://api.example:6443") is None
+
+
+@pytest.mark.parametrize("named", ["http://other.example:3128", None])
+async def test_requests_go_by_the_proxy_of_the_kubeconfig_else_of_the_environment(
+    named: str | None, one: dict[str, Any], kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    if named:
+        one["clusters"][0]["cluster"]["proxy-url"] = named
+        await asyncio.to_thread(kubeconfig.write_text, yaml.safe_dump(one))
+    api = await ApiServer.connect(kubeconfig)
+    assert api._api.rest_client.proxy == (named or "http://proxy.example:3128")
+    await api.close()

@@ -227,7 +227,7 @@ async def test_what_is_no_event_of_a_watch_is_an_api_server_that_is_away(line: b
     async def answer(*_: object) -> SimpleNamespace:
         return SimpleNamespace(response=SimpleNamespace(content=Content(), close=lambda: None))
 
-    server = ApiServer(None)
+    server = ApiServer(None, None)
     monkeypatch.setattr(server, "_answer", answer)
     with pytest.raises(UnreachableError, match="is no event"):
         async for _ in server.watch("/weightversions", "qwen-policy", "1"):

@@ -195,3 +195,29 @@ async def test_a_right_that_is_taken_away_ends_it_at_the_next_renewal(trainers: 
     await asyncio.sleep(6)
     assert not one.holds()
     assert "leases is forbidden" in one.why_lost()
+
+
+async def test_it_is_given_back_though_a_renewal_has_got_no_answer(trainers: Trainers):
+    one = trainers.new("a")
+    await one.take(0)
+    trainers.api.change(
+        LEASE_PATH, {"spec": {"renewTime": "2026-11-30T00:00:01.000000Z"}}
+    )  # it was written all the same
+    await one.release()
+    assert trainers.spec["holderIdentity"] == ""
+    two = trainers.new("b")
+    await two.take(0)
+    trainers.api.change(LEASE_PATH, {"spec": {"holderIdentity": "grpo/c"}})
+    await two.release()
+    assert trainers.spec["holderIdentity"] == "grpo/c", "it is another's by now"
+
+
+async def test_why_the_last_version_was_given_up_stays_until_somebody_takes_the_lease(trainers: Trainers):
+    one = trainers.new("a")
+    await one.take(0)
+    await one.offer("uid-1/7")
+    await one.offer("", "KeyboardInterrupt")
+    await one.release()
+    assert trainers.annotations == {MESSAGE_ANNOTATION: "KeyboardInterrupt"}
+    await trainers.new("b").take(0)
+    assert trainers.annotations == {}
