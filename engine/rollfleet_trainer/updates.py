@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -96,34 +98,36 @@ class Progress:
         of = f" of {self.total_bytes / MIB:.0f}" if self.total_bytes else ""
         sent = f", {self.sent_bytes / MIB:.0f}{of} MiB sent" if self.sent_bytes else ""
         again = f", attempt {self.attempt}" if self.attempt > 1 else ""
-        return f"version {self.version} {self.phase}{engines}{sent}{again}, {self.seconds:.0f} s"
+        why = f": {' '.join(self.message.split())}" if self.message else ""
+        return f"version {self.version} {self.phase}{engines}{sent}{again}, {self.seconds:.0f} s{why}"
 
 
 OnProgress = Callable[[Progress], None]
 
 
 class ProgressLine:
-    """Shows progress: on a terminal a line that changes, with a bar of the bytes sent; else a line per phase.
+    """Shows progress, and what is waited for: on a terminal one line that changes, with a bar of the bytes sent, cut to
+    the terminal's width; else a line per phase, and one more whenever something else is waited for.
 
-    Give it as `on_progress`.
+    Give it as `on_progress`. stream: else standard error.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
-        self._phase = ("", 0)
+        self._shown = ("", 0, "")  # phase, attempt, message
         self._width = 0
 
     def __call__(self, progress: Progress) -> None:
         """Show it."""
-        words, phase = progress.words(), (progress.phase, progress.attempt)
+        words, shown = progress.words(), (progress.phase, progress.attempt, progress.message)
         ended = progress.phase in ("Active", "Failed")
         if self._stream.isatty():
-            words = f"{_bar(progress.share)}{words}"
+            words = _cut(f"{_bar(progress.share)}{words}", _columns(self._stream))
             self._stream.write(f"\r{words.ljust(self._width)}" + ("\n" if ended else ""))
             self._width = len(words)
-        elif phase != self._phase:
+        elif shown != self._shown:
             self._stream.write(f"{words}\n")
-        self._phase = phase
+        self._shown = shown
         self._stream.flush()
 
 
@@ -132,3 +136,17 @@ def _bar(share: float | None) -> str:
         return ""
     done = round(share * BAR)
     return f"[{'#' * done}{'.' * (BAR - done)}] "
+
+
+def _columns(terminal: TextIO) -> int:
+    """How wide it is now; $COLUMNS or 80 where it does not tell."""
+    try:
+        told = os.get_terminal_size(terminal.fileno()).columns
+    except OSError:  # no device behind the stream, or one without a size
+        told = 0
+    return told or shutil.get_terminal_size().columns
+
+
+def _cut(words: str, columns: int) -> str:
+    """So that the cursor stays in the line: a longer one could not be written over."""
+    return words if len(words) < columns else f"{words[: max(0, columns - 4)]}..."

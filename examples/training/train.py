@@ -5,7 +5,8 @@ its kind does: samples of a step are asked for before the weights of the step be
 busy while the trainer computes. An update finds them in the middle: they are cut short and continued under the new
 weights, and each token knows which weights spoke it. The loss corrects for that by the engines' own logprobs.
 
-Needs rollfleet[trainer], torch and transformers. A line of JSON per version goes to standard output.
+Needs rollfleet[trainer], torch and transformers. A line of JSON per version goes to standard output, and what an update
+waits for to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from examples.training.objective import group_advantages, require_versions, reward, rise
-from rollfleet_trainer import RolloutFleet, TrainerError, Update
+from rollfleet_trainer import ProgressLine, RolloutFleet, TrainerError, Update
 from rollfleet_trainer.rollout_errors import RolloutError
 from rollfleet_trainer.rollouts import Rollouts
 from rollfleet_trainer.samples import Sample
@@ -166,7 +167,8 @@ class Loop:
         }
 
     async def _update(self, step: int) -> Update:
-        update = await self._fleet.update(self._policy.weights, step=step, pause="abort")
+        line = ProgressLine()  # to standard error
+        update = await self._fleet.update(self._policy.weights, step=step, pause="abort", on_progress=line)
         self.version = update.version
         self._policy.note_sent(update.version)
         if self._plan.checkpoints is not None and step % self._plan.checkpoint_every == 0:

@@ -93,10 +93,10 @@ FAILED = {  # an update, or what holds it up
     ),
     "CoverageFailed": Remedy(
         "tensors do not fit the model: renamed, missing, superfluous, of wrong shape or type",
-        f"save the checkpoint under the model's names; {AGAIN}",
+        f"save the checkpoint under the model's names; {AGAIN}. A trainer sends them so, in a higher version",
     ),
     "DigestDisagrees": Remedy(
-        "engines read different bytes from one path",
+        "engines read different bytes from one path, or received different bytes of one push",
         f"the volume shows nodes different contents: wait for copies and caches, {AGAIN}",
     ),
     "DigestMismatch": Remedy(

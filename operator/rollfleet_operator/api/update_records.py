@@ -122,7 +122,7 @@ class HistoryEntry(ApiModel):
     time: datetime
     """When it ended."""
     paused_seconds: str = ""
-    """How long the fleet answered nothing, in seconds."""
+    """How long the fleet answered nothing, in seconds; of one that Failed until then: it may have stayed closed."""
     max_abs_logprob_diff: str = ""
     """Largest difference between two engines' probes, or between one and spec.verify.probe.expectedLogprobs."""
     message: str = ""

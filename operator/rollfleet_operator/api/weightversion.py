@@ -268,7 +268,7 @@ class WeightVersionStatus(ApiModel):
     phase_seconds: PhaseSeconds = PhaseSeconds()
     """How long each phase took."""
     paused_seconds: str = ""
-    """How long the fleet answered nothing, in seconds."""
+    """How long the fleet answered nothing, in seconds; of one that Failed until then: it may have stayed closed."""
     history: Annotated[tuple[HistoryEntry, ...], Field(max_length=10)] = ()
     """The last ten ended updates, newest last."""
     conditions: Conditions = ()

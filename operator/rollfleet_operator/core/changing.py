@@ -197,8 +197,12 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     grave = next((seat for seat in broken if seat.reason not in OWN_FAULTS), None)
     left = sum(seat.standing not in (Standing.FAILED, Standing.OUT) for seat in seats)
     if grave is not None or (broken and left < _needed(update)):
-        first = grave or broken[0]
-        return Move(told, failed(first.reason, f"{first.target.name}: {first.text}"))
+        misfit = _misfit(update, seats)
+        first = misfit or grave or broken[0]
+        text = f"{first.target.name}: {first.text}"
+        if misfit is not None and update.weight_version.spec.on_failure.attempts > 1:
+            text += "; it is not tried again: the same weights would end alike"
+        return Move(told, failed(first.reason, text), final=misfit is not None)
     gone = in_short([seat.target.name for seat in seats if seat.standing is Standing.OUT])
     if left == 0:
         text = f"{phase}: every engine of the update restarted or vanished: {gone}"
@@ -209,6 +213,17 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     if deadline.passed(update.now) and not all(seat.at_rest for seat in seats):
         return Move(told, overdue(phase, seconds, _held_up(seats)))
     return None
+
+
+def _misfit(update: Update, seats: list[Seat]) -> Seat | None:
+    """An engine whose model has not the names, dtypes or shapes that the trainer sends, where no other one took them.
+
+    The trainer then breaks off towards the others, who say only that; and whoever took them is a reason to try again.
+    """
+    if not update.pushed or any(seat.standing is Standing.DONE for seat in seats):
+        return None
+    coverage = FailureReason.COVERAGE_FAILED.value
+    return next((seat for seat in seats if (seat.standing, seat.reason) == (Standing.FAILED, coverage)), None)
 
 
 def _seat(update: Update, target: Target, step: OperationName) -> Seat:

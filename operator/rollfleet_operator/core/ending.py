@@ -2,14 +2,15 @@
 
 Before weights are touched a failure is simple: everybody reopens on the version before. After that spec.onFailure
 decides. Retry goes back to Preparing under a new epoch, on engines that stay closed, with the members that are there
-then, after a wait that doubles with each attempt. Rollback, and Retry after its last attempt, leave the engines to
-catch up with the committed version from where it is stored. Hold leaves what was touched as it is; engines that still
-hold the committed version open again.
+then, after a wait that doubles with each attempt; a push whose tensors are not the model's is not sent again. Rollback,
+and Retry after its last attempt, leave the engines to catch up with the committed version from where it is stored. Hold
+leaves what was touched as it is; engines that still hold the committed version open again.
 
 The aftermath is recorded in the fleet with the failure, by one write: the WeightVersion may be told later or never.
 """
 
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from rollfleet_operator.api.rolloutengine import Aftermath, Committed, LastFinished, Outcome
 from rollfleet_operator.api.weightversion import (
@@ -24,6 +25,7 @@ from rollfleet_operator.api.weightversion import (
 from rollfleet_operator.core.conditions import clip
 from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed
 from rollfleet_operator.core.opening import largest_difference
+from rollfleet_operator.core.policies import seconds_text
 from rollfleet_operator.core.reasons import Reason
 from rollfleet_operator.core.record import Record
 from rollfleet_operator.core.steps import source_of
@@ -75,14 +77,25 @@ def fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     status, policy = update.status, update.weight_version.spec.on_failure
     touching = status.phase in TOUCHED
     touched = touching and not move.untouched
-    if touched and status.attempt < policy.attempts:
+    if touched and status.attempt < policy.attempts and not move.final:
         return _try_again(update, move, ending)
     epoch = next_epoch(update) if touching else update.record.epoch
     ending, aftermath = _with_aftermath(update, ending, touched=touched)
     record = replace(update.record, epoch=epoch, last_finished=last_finished(update, update.version, ending, aftermath))
-    told = with_history(update, enter(move.status, Phase.FAILED, update.now), ending)
+    told = with_history(update, enter(with_pause(move.status, update.now), Phase.FAILED, update.now), ending)
     held = ending.message if aftermath is Aftermath.HELD else ""
     return UpdatePlan(record, told, None, ending.reason, ending.message, held=held)
+
+
+def with_pause(status: WeightVersionStatus, now: datetime) -> WeightVersionStatus:
+    """The record of an update that ends now, with how long the fleet has been closed by it.
+
+    It may open at once or stay closed for ever: that is the fleet's to tell. What came back to a fleet that serves (an
+    attempt that was interrupted before it had touched anything) has paused nothing that is known.
+    """
+    if status.paused_seconds or not (status.phase in CLOSED or status.last_attempt is not None):
+        return status
+    return status.model_copy(update={"paused_seconds": seconds_text(status.paused_at, now)})
 
 
 def _try_again(update: Update, move: Move, ending: Ending) -> UpdatePlan:
@@ -144,7 +157,7 @@ def stay_failed(update: Update) -> UpdatePlan:
     status = update.status
     if status.phase is not Phase.FAILED or status.version != update.version:
         ending = failed(reason or Reason.UPDATE_FAILED, message)
-        status = with_history(update, enter(status, Phase.FAILED, update.now), ending)
+        status = with_history(update, enter(with_pause(status, update.now), Phase.FAILED, update.now), ending)
         status = status.model_copy(update={"version": update.version})
     holding = update.weight_version.spec.on_failure.type is FailureType.HOLD
     held = message if holding and last is not None and last.aftermath is Aftermath.HELD else ""

@@ -60,6 +60,7 @@ class Move:
     reason: str = ""  # what the phase waits for, where it is not engines
     message: str = ""
     untouched: bool = False  # of an end in Transferring: by the guards' own word no weights were touched
+    final: bool = False  # of an end: another attempt could not end otherwise
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from rollfleet_operator.core.ending import (
     next_epoch,
     stay_failed,
     with_history,
+    with_pause,
     withdrawn,
 )
 from rollfleet_operator.core.moves import Ending, Move, Update, enter, failed, with_record
@@ -142,7 +143,7 @@ def _supersede(update: Update, *, accepted: bool) -> Update:
     outcome = Outcome.ACTIVE if succeeded else Outcome.SUPERSEDED
     last = finished(update, old.version) or last_finished(update, old.version, Ending(outcome, outcome.value))
     message = "" if succeeded else f"version {update.version} was asked for"
-    status = with_history(update, old, Ending(outcome, outcome.value, message))
+    status = with_history(update, with_pause(old, update.now), Ending(outcome, outcome.value, message))
     ever = _has_touched(old) and last.outcome is Outcome.SUPERSEDED and _on_this_fleet(update)
     touched = ever and old.epoch == update.record.epoch
     record = replace(update.record, last_finished=last)
@@ -156,7 +157,9 @@ def _supersede(update: Update, *, accepted: bool) -> Update:
         return with_record(replace(update, record=record), begun)
     epoch = next_epoch(update)
     begun = enter(begun, Phase.PREPARING, update.now)
-    begun = begun.model_copy(update={"epoch": epoch, "attempt": 1, "closed_epoch": old.closed_epoch})
+    begun = begun.model_copy(
+        update={"epoch": epoch, "attempt": 1, "closed_epoch": old.closed_epoch, "paused_at": update.now}
+    )
     return with_record(replace(update, record=replace(record, epoch=epoch)), begun)
 
 

@@ -7,7 +7,8 @@ epoch that is still on its way can open it. That takes the place of waiting for 
 
 Who takes part must be at least spec.minServing engines; they are waited for. A failed try is repeated after 1, 3, 7,
 15, 31, 61 ... s from the phase's start until prepareSeconds are over. A digest on which two engines disagree ends the
-update at once: it doesn't get better by reading again what others read differently.
+update at once: it doesn't get better by reading again what others read differently. So does what no engine of the
+fleet can take, as all of them are.
 
 An attempt after one that touched weights and failed waits a while before it begins: what failed at once would fail at
 once again. Nobody waits where a higher version went straight on.
@@ -15,8 +16,8 @@ once again. Nobody waits where a higher version went straight on.
 
 from datetime import datetime
 
-from rollfleet_operator.api.weightversion import FailedEngine, Phase
-from rollfleet_operator.core.fitness import unfit
+from rollfleet_operator.api.weightversion import FailedEngine, Phase, WeightVersionStatus
+from rollfleet_operator.core.fitness import never, unfit
 from rollfleet_operator.core.moves import (
     Move,
     Update,
@@ -51,7 +52,7 @@ def staged(state: EngineState, epoch: int, version: int) -> Staged | None:
     return found if found is not None and (found.epoch, found.version) == (epoch, version) else None
 
 
-def prepare(update: Update) -> Move:
+def prepare(update: Update) -> Move:  # noqa: PLR0911 - one answer per case
     """One look at Preparing."""
     seconds = update.weight_version.spec.deadlines.prepare_seconds
     deadline = update.deadline(seconds)
@@ -60,6 +61,9 @@ def prepare(update: Update) -> Move:
     disagreement = _disagreement(ready)
     if disagreement is not None:
         return Move(update.status, failed(Reason.DIGEST_DISAGREES, disagreement))
+    ending = never(update)
+    if ending is not None:
+        return Move(_told(update, members, ready), ending)
     if deadline.passed(update.now):
         held_up = _held_up(update, members) or _put_others_aside(update, members, deadline)
         if not held_up and len(members) < update.least:
@@ -73,10 +77,13 @@ def prepare(update: Update) -> Move:
         update.work.wake(begins)
         return Move(update.status, catch_up_epoch=joiners)
     attempt = _stage(update, members, deadline, begins)
-    status = update.status.model_copy(
-        update={"prepare_attempt": attempt, "progress": progress(len(ready), len(members), _held_up(update, members))}
-    )
+    status = _told(update, members, ready).model_copy(update={"prepare_attempt": attempt})
     return Move(status, catch_up_epoch=joiners)
+
+
+def _told(update: Update, members: tuple[Member, ...], ready: list[tuple[Engine, Staged]]) -> WeightVersionStatus:
+    found = progress(len(ready), len(members), _held_up(update, members))
+    return update.status.model_copy(update={"progress": found})
 
 
 def _disagreement(ready: list[tuple[Engine, Staged]]) -> str | None:

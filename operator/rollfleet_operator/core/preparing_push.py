@@ -8,7 +8,7 @@ trainer that was given up is taken any more, and wait here for one that offers t
 """
 
 from rollfleet_operator.api.weightversion import FailedEngine, Phase
-from rollfleet_operator.core.fitness import unfit
+from rollfleet_operator.core.fitness import never, unfit
 from rollfleet_operator.core.moves import Move, Update, close, failed, hold_up, overdue, progress, quiet
 from rollfleet_operator.core.policies import Deadline, attempt_begins
 from rollfleet_operator.core.reasons import Reason
@@ -32,6 +32,10 @@ def prepare_push(update: Update) -> Move:
     if again:
         _tell_epoch(update, deadline)
     members, held_up, found = receivers(update), _held_up(update), offer(update)
+    ending = never(update)
+    if ending is not None:
+        told = progress(len(members), len(members), held_up)
+        return Move(update.status.model_copy(update={"progress": told}), ending)
     begins = attempt_begins(update.status, update.phase_began, seconds)
     if update.now < begins:
         update.work.wake(begins)

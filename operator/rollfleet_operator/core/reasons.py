@@ -55,10 +55,10 @@ class Reason(StrEnum):
 
     # steps of an update
     PENDING = "Pending", "The update has not begun."
-    PREPARING = "Preparing", "Engines read and check the checkpoint while they serve."
+    PREPARING = "Preparing", "All that can fail is checked before anything is paused."
     QUIESCING = "Quiescing", "Gates close and requests in flight end."
     QUIESCED = "Quiesced", "All engines are closed, drained and armed."
-    TRANSFERRING = "Transferring", "Engines load the weights."
+    TRANSFERRING = "Transferring", "Engines take the weights."
     TRANSFERRED = "Transferred", "All engines hold the weights, with equal digests."
     VERIFYING = "Verifying", "Caches are reset and the probe is answered."
     VERIFIED = "Verified", "All engines answered the probe alike."
@@ -79,7 +79,7 @@ class Reason(StrEnum):
     CANNOT_BE_FENCED = "CannotBeFenced", "An engine that nobody controls any more may still answer clients."
     QUARANTINED = "Quarantined", "An engine names an epoch that nobody gave it; delete its pod."
     UNSUPPORTED = "Unsupported", "An engine lacks what the update needs."
-    DIGEST_DISAGREES = "DigestDisagrees", "Engines read different bytes from the same checkpoint."
+    DIGEST_DISAGREES = "DigestDisagrees", "Engines hold different bytes of what should be the same weights."
     REFUSED = "Refused", "An engine refused a command."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "A phase took longer than its deadline."
     INTERRUPTED = "Interrupted", "An attempt ended with its epoch, and nobody recorded why."

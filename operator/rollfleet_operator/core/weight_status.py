@@ -3,7 +3,14 @@
 from dataclasses import dataclass
 
 from rollfleet_operator.api.rolloutengine import Committed
-from rollfleet_operator.api.weightversion import PauseMode, Phase, Progress, WeightVersion, WeightVersionStatus
+from rollfleet_operator.api.weightversion import (
+    PauseMode,
+    Phase,
+    Progress,
+    SourceType,
+    WeightVersion,
+    WeightVersionStatus,
+)
 from rollfleet_operator.core.accept import Verdict
 from rollfleet_operator.core.conditions import Claim, claim, find, merge
 from rollfleet_operator.core.ending import UpdatePlan, withdrawn
@@ -163,7 +170,8 @@ def _active(subject: Subject, record: WeightVersionStatus) -> Claim:
     if phase is Phase.FAILED and old is not None:
         return Claim("Active", False, old.reason, old.message)
     words = (_tried_again(subject, record), _again(subject, record))
-    return claim("Active", False, REASON_OF[phase], " ".join(text for text in words if text))
+    told = " ".join(text for text in words if text)
+    return claim("Active", False, REASON_OF[phase], told or _sentence(subject.weight_version, record))
 
 
 def _tried_again(subject: Subject, record: WeightVersionStatus) -> str:
@@ -175,11 +183,19 @@ def _tried_again(subject: Subject, record: WeightVersionStatus) -> str:
     return f"{found[0].reason}: {tell(found)}; it is tried for up to {seconds} s (spec.deadlines.prepareSeconds)."
 
 
+def _sentence(weight_version: WeightVersion, record: WeightVersionStatus) -> str:
+    """What is done in this phase: a push has no checkpoint to be read."""
+    if record.phase is not Phase.PREPARING:
+        return REASON_OF[record.phase].sentence
+    again = record.last_attempt is not None  # weights were touched: engines are closed
+    if weight_version.spec.source.type is SourceType.TRAINER:
+        return "Engines stay closed until a trainer sends the version." if again else Reason.PREPARING.sentence
+    return f"Engines read and check the checkpoint {'again' if again else 'while they serve'}."
+
+
 def _again(subject: Subject, record: WeightVersionStatus) -> str:
     """What is to be said while a later attempt runs."""
-    last, sentence = record.last_attempt, REASON_OF[record.phase].sentence
-    if record.phase is Phase.PREPARING:
-        sentence = "Engines read and check the checkpoint again."
+    last, sentence = record.last_attempt, _sentence(subject.weight_version, record)
     if last is None or record.phase is Phase.FAILED:
         return ""
     if not last.attempt:

@@ -56,6 +56,38 @@ def test_ranks_follow_the_ordinals_and_the_group_counts_everybody() -> None:
     assert {made.sender.subject for made in pushes.values()} == {f"system:serviceaccount:rl:{ACCOUNT}"}
 
 
+def sentences(world: World, phase: Phase) -> set[str]:
+    """What condition Active has said in this phase."""
+    written = [write.status for each in world.decisions for write in each.weight_version_statuses]
+    return {each.message for one in written if one.phase is phase for each in one.conditions if each.type == "Active"}
+
+
+def test_nothing_that_is_said_of_a_push_speaks_of_a_checkpoint() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    said = {each for phase in Phase for each in sentences(world, phase)}
+    told = {each.message for each in world.events if each.kind == "WeightVersion"}
+    assert "All that can fail is checked before anything is paused." in said
+    assert "version 1: All that can fail is checked before anything is paused." in told
+    assert not [each for each in said | told if "checkpoint" in each]
+
+
+def test_nor_of_its_second_attempt() -> None:
+    world = make_world()
+    sender = push(world, 1, Trainer(send_s=30.0))
+    assert world.run(60, lambda: sender.touched == 3)
+    sender.alive = False
+    assert world.run(60, lambda: world.status().attempt == 2)
+    sender = world.lease.take(Trainer(holder=f"{ACCOUNT}/2"))
+    world.run(5)
+    sender.offer(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    again = [each for each in sentences(world, Phase.PREPARING) if "attempt 1 failed" in each]
+    assert again
+    assert all(each.startswith("Engines stay closed until a trainer sends the version. Attempt 2") for each in again)
+
+
 # --- before the pause
 
 
@@ -213,6 +245,51 @@ def test_a_transfer_that_breaks_is_tried_again_with_the_same_trainer() -> None:
     pod.temper.fails[OperationName.TRANSFER] = fault(FailureReason.TRANSFER_FAILED, "connection closed by peer")
     assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
     assert world.status().attempt == 2
+
+
+MISFIT = fault(FailureReason.COVERAGE_FAILED, "the model has no tensor 'model.nrom.weight'")
+
+
+def break_off(world: World, faults: dict[int, Any]) -> None:
+    """These engines end the running push so."""
+    for ordinal, each in faults.items():
+        world.pods[world.uid_of(ordinal)].temper.fails[OperationName.TRANSFER] = each
+
+
+@pytest.mark.parametrize("others", [MISFIT, fault(FailureReason.TRANSFER_FAILED, "the trainer gave up: ...")])
+def test_names_that_the_model_does_not_have_are_not_sent_again(others: Any) -> None:
+    """Whoever was first to say so, the others may only have heard that the trainer gave up."""
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    sender = push(world, 2, Trainer(holder=f"{ACCOUNT}/2"))
+    assert world.run(60, lambda: sender.touched == 3)
+    break_off(world, {0: others, 1: MISFIT, 2: others})
+    assert world.run(60, lambda: world.ended(2))
+    message = failed(world, 2, "WeightsLost")
+    assert "CoverageFailed" in message
+    assert "no tensor 'model.nrom.weight'; it is not tried again: the same weights would end alike; " in message
+    assert message.endswith("version 1 is stored nowhere: the fleet stays closed until it is given another one")
+    assert world.status().attempt == 1
+
+
+def test_an_engine_that_alone_cannot_take_them_is_left_out_as_ever() -> None:
+    world = make_world()
+    sender = push(world, 1)
+    assert world.run(60, lambda: sender.touched == 3)
+    break_off(world, {1: MISFIT})
+    assert world.run(60, lambda: world.ended(1))
+    assert (world.status().phase, world.status().attempt) == (Phase.ACTIVE, 1)
+    assert MISFIT.message in world.status().history[-1].message
+
+
+def test_what_one_engine_took_and_too_few_others_did_is_tried_again() -> None:
+    world = make_world(replicas=2)
+    sender = push(world, 1, min_serving=2)
+    assert world.run(60, lambda: sender.touched == 2)
+    break_off(world, {1: MISFIT})
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    assert (world.status().phase, world.status().attempt) == (Phase.ACTIVE, 2)
 
 
 # --- whoever dies

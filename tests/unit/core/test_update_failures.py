@@ -45,6 +45,49 @@ def test_a_failure_after_the_first_touch_burns_the_epoch_and_restores_the_versio
     assert world.committed_versions == [0, 1]
 
 
+def _pause(world: World, version: int) -> float:
+    """What history says of it."""
+    entry = next(each for each in world.status().history if each.version == version)
+    assert entry.paused_seconds, "a fleet that was closed has paused"
+    return float(entry.paused_seconds)
+
+
+def test_history_tells_how_long_an_update_that_failed_has_closed_the_fleet() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.TRANSFER, 1000.0)().seconds
+    bump(world, 2, on_failure=ROLLBACK)
+    assert world.run(20, lambda: world.open_versions() == [])
+    closed = world.time
+    assert world.run(DEADLINES.transfer_seconds + SLACK_S, lambda: world.ended(2))
+    assert _pause(world, 2) == pytest.approx(world.time - closed, abs=1)
+    assert world.status().paused_seconds == world.status().history[-1].paused_seconds, "the column Paused"
+
+
+def test_of_all_its_attempts_together_and_of_one_that_failed_before_it_touched_anything() -> None:
+    world = make_world(version=1)
+    world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.CLOSE, 1000.0)().seconds
+    bump(world, 2)
+    assert world.run(DEADLINES.quiesce_seconds + SLACK_S, lambda: world.ended(2))
+    assert _pause(world, 2) == pytest.approx(DEADLINES.quiesce_seconds, abs=1)
+    assert world.run(30, lambda: world.all_serve(1))
+    world.pods[world.uid_of(1)].temper.seconds = slow(OperationName.TRANSFER, 1000.0)().seconds
+    bump(world, 3)
+    assert world.run(20, lambda: world.open_versions() == [])
+    closed = world.time
+    assert world.run(4 * DEADLINES.transfer_seconds, lambda: world.ended(3))
+    assert world.status().attempt == 3
+    assert _pause(world, 3) == pytest.approx(world.time - closed, abs=1)
+    assert _pause(world, 3) > 3 * DEADLINES.transfer_seconds
+
+
+def test_of_one_that_failed_while_the_fleet_served_nothing_is_told() -> None:
+    world = make_world(version=1)
+    world.store.faults["step-2"] = fault(FailureReason.CHECKPOINT_INCOMPLETE, "half-written")
+    bump(world, 2)
+    assert world.run(DEADLINES.prepare_seconds + SLACK_S, lambda: world.ended(2))
+    assert [each.paused_seconds for each in world.status().history if each.version == 2] == [""]
+
+
 def test_version_zero_is_restored_from_the_model_itself() -> None:
     world = make_world()
     for pod in world.pods.values():
@@ -77,6 +120,7 @@ def test_a_probe_that_the_model_cannot_answer_is_found_before_any_pause_where_it
     world = make_world(version=1)
     for ordinal in range(3):
         know(world, ordinal, vocabulary=1000)
+    begun = world.time
     bump(world, 2, verify=VerifySpec(probe=Probe(tokens=(1, 1000))))
     while not world.ended(2):
         world.step()
@@ -84,6 +128,8 @@ def test_a_probe_that_the_model_cannot_answer_is_found_before_any_pause_where_it
     message = failed(world, 2, "ProbeFailed")
     assert "spec.verify.probe.tokens names token 1000, its model has 1000, from 0 on" in message
     assert message.endswith("no weights were touched, version 1 stays")
+    assert world.time < begun + SLACK_S, "it can't change, so nothing is waited for"
+    assert len(world.status().progress.failed) == 3
     bump(world, 3, verify=VerifySpec(probe=Probe(tokens=(1, 999))))
     assert world.run(60, lambda: world.ended(3) and world.all_serve(3))
 

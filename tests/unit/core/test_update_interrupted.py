@@ -75,6 +75,8 @@ def test_bumped_after_the_touch_it_goes_straight_on() -> None:
         assert set(world.open_versions()) <= {3}, "the version before reopens no more"
         assert world.time < begun + 30
     assert world.status().history[-2].outcome is Outcome.SUPERSEDED
+    assert 0 < float(world.status().history[-2].paused_seconds) < begun
+    assert float(world.status().history[-1].paused_seconds) >= world.time - begun - 0.1, "it found the fleet closed"
     assert world.run(10, lambda: world.all_serve(3))
     assert world.committed_versions == [0, 1, 3]
 

@@ -1,8 +1,15 @@
 """What an update tells at its end and on its way."""
 
+import fcntl
 import io
 import math
-from typing import Any
+import os
+import struct
+import termios
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+import pytest
 
 from rollfleet_trainer.looks import Asked
 from rollfleet_trainer.updates import Progress, ProgressLine, Update
@@ -44,7 +51,7 @@ def test_an_update_that_was_overtaken_is_told_from_history():
     assert Update.of({"status": {"version": 8}}, ASKED).digest == ""
 
 
-class Terminal(io.StringIO):
+class Terminal(io.StringIO):  # as wide as $COLUMNS or 80
     def isatty(self) -> bool:
         return True
 
@@ -86,3 +93,43 @@ def test_on_a_terminal_a_bar_tells_what_is_sent_of_all_where_that_is_known():
     assert [each[:23] for each in shown[1:3]] == [f"[{'#' * 15}.....] ", f"[{'#' * 20}] "], "more came than before"
     assert shown[3] == "version 7 Failed 1/2 engines, 4 s"
     assert terminal.getvalue().endswith("\n"), "what is told next begins a line"
+
+
+LACKS = "Unsupported: qwen-0: guard 0.1 lacks source/Trainer; it is tried for up to 600 s"
+
+
+def test_what_is_waited_for_is_told_and_told_again_when_it_changes() -> None:
+    log = io.StringIO()
+    line = ProgressLine(log)
+    line(progress("Preparing", message=LACKS))
+    line(progress("Preparing", message=LACKS, seconds=5.4))
+    line(progress("Preparing", message="no trainer\nholds the Lease", seconds=6.4))
+    line(progress("Pending", done=0, total=0, message="spec.replicas of the RolloutEngine is 0"))
+    assert log.getvalue().splitlines() == [
+        f"version 7 Preparing 1/2 engines, 4 s: {LACKS}",
+        "version 7 Preparing 1/2 engines, 6 s: no trainer holds the Lease",
+        "version 7 Pending, 4 s: spec.replicas of the RolloutEngine is 0",
+    ]
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[TextIO, int]]:
+    """A real one of 40 columns, and the other end of it."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with os.fdopen(slave, "w") as stream:
+        yield stream, master
+    os.close(master)
+
+
+def test_on_a_terminal_it_is_cut_to_the_terminals_width(terminal: tuple[TextIO, int]) -> None:
+    stream, other_end = terminal
+    line = ProgressLine(stream)
+    line(progress("Preparing", message=LACKS))
+    line(progress("Active", done=0, total=0))
+    shown = os.read(other_end, 4096).decode().replace("\r\n", "\n")
+    assert shown.split("\r")[1:] == [
+        "version 7 Preparing 1/2 engines, 4 s...",
+        f"{'version 7 Active, 4 s'.ljust(39)}\n",
+    ]
+    assert LACKS[:8] not in shown, "the next line would stand below what was cut off"
