@@ -14,42 +14,102 @@ if TYPE_CHECKING:
     from rollfleet_trainer.checkpoints import Published
     from rollfleet_trainer.errors import (
         AnotherSender,
+        ApiServerError,
+        CheckpointExistsError,
+        CheckpointNotReadyError,
+        ConflictError,
+        DeniedError,
+        EngineProblem,
         FleetNeedsWeights,
+        GuardRefusedError,
+        NotFoundError,
         NotPossible,
+        PublishError,
         SenderLost,
         Superseded,
         TrainerError,
         TransferError,
+        UnreachableError,
         UpdateFailed,
     )
     from rollfleet_trainer.fleet import RolloutFleet
+    from rollfleet_trainer.host import TensorError
     from rollfleet_trainer.push import Push
+    from rollfleet_trainer.rollout_errors import (
+        BadAnswerError,
+        ClosedError,
+        NotServedError,
+        OverdueError,
+        RefusedError,
+        RolloutError,
+        RoutedExpertsError,
+        TraceError,
+        UnansweredError,
+        VersionPassedError,
+    )
     from rollfleet_trainer.updates import Progress, ProgressLine, Update
 
 __all__ = [
     "AnotherSender",
+    "ApiServerError",
+    "BadAnswerError",
     "BlockingFleet",
+    "CheckpointExistsError",
+    "CheckpointNotReadyError",
+    "ClosedError",
+    "ConflictError",
+    "DeniedError",
+    "EngineProblem",
     "FleetNeedsWeights",
+    "GuardRefusedError",
+    "NotFoundError",
     "NotPossible",
+    "NotServedError",
+    "OverdueError",
     "Progress",
     "ProgressLine",
+    "PublishError",
     "Published",
     "Push",
+    "RefusedError",
+    "RolloutError",
     "RolloutFleet",
+    "RoutedExpertsError",
     "SenderLost",
     "Superseded",
+    "TensorError",
+    "TraceError",
     "TrainerError",
     "TransferError",
+    "UnansweredError",
+    "UnreachableError",
     "Update",
     "UpdateFailed",
+    "VersionPassedError",
 ]
 _MODULES = {
     "BlockingFleet": "blocking",
     "Published": "checkpoints",
     "RolloutFleet": "fleet",
-    **dict.fromkeys(("Progress", "ProgressLine", "Update"), "updates"),
+    "TensorError": "host",
     "Push": "push",
-}
+    **dict.fromkeys(("Progress", "ProgressLine", "Update"), "updates"),
+    **dict.fromkeys(
+        (
+            "BadAnswerError",
+            "ClosedError",
+            "NotServedError",
+            "OverdueError",
+            "RefusedError",
+            "RolloutError",
+            "RoutedExpertsError",
+            "TraceError",
+            "UnansweredError",
+            "VersionPassedError",
+        ),
+        "rollout_errors",
+    ),
+}  # all others: errors
 
 logging.getLogger("rollfleet.trainer").addHandler(logging.NullHandler())  # no output unless the program asks for it
 

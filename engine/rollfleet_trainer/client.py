@@ -19,7 +19,7 @@ from rollfleet_protocol.pushes import LONGEST_WORDS as REASON_WORDS
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.words import fitted
 from rollfleet_trainer.calls import Sockets, within
-from rollfleet_trainer.errors import RefusedError, TransferError
+from rollfleet_trainer.errors import GuardRefusedError, TransferError
 
 LONGEST_WORDS = 1000
 LARGEST_ANSWER = 64 << 10  # bytes; a refusal has 4096 characters of words at most
@@ -136,4 +136,4 @@ def _refused(what: str, status: int, content: bytes) -> TransferError:
     except ValueError:
         words = content[: 4 * LONGEST_WORDS].decode(errors="replace")
         return TransferError(f"{what}: HTTP {status}: {fitted(words, LONGEST_WORDS)}")
-    return RefusedError(f"{what}: {error.message}", error.reason)
+    return GuardRefusedError(f"{what}: {error.message}", error.reason)

@@ -2,7 +2,7 @@
 
 TrainerError
 ├── TransferError            the engines did not take the weights
-│   └── RefusedError         one guard refused one call, with its reason
+│   └── GuardRefusedError    one guard refused one call, with its reason
 ├── UpdateFailed             the operator ended the update without the version; names engines and their words
 │   └── FleetNeedsWeights    and no engine holds the version before: the fleet stays closed until it gets weights
 ├── Superseded               a higher version was asked for meanwhile
@@ -35,7 +35,7 @@ class TransferError(TrainerError):
     """The weights were not taken. The message names the engine and the phase, and tells its own words."""
 
 
-class RefusedError(TransferError):
+class GuardRefusedError(TransferError):
     """A guard refused a call."""
 
     def __init__(self, message: str, reason: RefusalReason) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollfleet_protocol.refusals import RefusalReason
-from rollfleet_trainer.errors import NotPossible, RefusedError, TrainerError
+from rollfleet_trainer.errors import GuardRefusedError, NotPossible, TrainerError
 from rollfleet_trainer.fan_out import FanOut, SyncClient, Target, group_size
 from rollfleet_trainer.looks import Seat
 
@@ -84,7 +84,7 @@ class Door:
             self._of.check()
             try:
                 call()
-            except RefusedError as error:
+            except GuardRefusedError as error:
                 early = error.reason is RefusalReason.FORBIDDEN and not self._is_open
                 if not early or time.monotonic() >= ends:
                     raise

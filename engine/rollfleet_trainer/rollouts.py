@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -376,7 +377,7 @@ class Rollouts:
             async with self._http.stream("POST", f"{endpoint.url}{route}", content=content, headers=headers) as answer:
                 body = await read_body(answer, most)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return NotSent(f"{type(error).__name__}: {error}")
+            return NotSent(f"{type(error).__name__}: {error}{_hint(error)}")
         except httpx.TransportError as error:
             return Unanswered(f"{type(error).__name__}: {error}")
         finally:
@@ -387,3 +388,11 @@ class Rollouts:
 def _headers(demand: Demand, rank: int | None) -> dict[str, str]:
     headers = {"Content-Type": "application/json"} | ({} if rank is None else {RANK_HEADER: str(rank)})
     return headers if demand.header is None else headers | {demand.header[0]: str(demand.header[1])}
+
+
+def _hint(error: BaseException | None) -> str:
+    """Of a name that nobody knows, as a fleet's is outside of its cluster."""
+    while error is not None and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    known_inside = "a fleet's status.endpoint is known within its cluster only: elsewhere give endpoints (--endpoint)"
+    return "" if error is None else f" ({known_inside})"

@@ -16,7 +16,7 @@ import pytest
 from rollfleet_trainer import client as client_module
 from rollfleet_trainer import push as push_module
 from rollfleet_trainer.client import LARGEST_ANSWER, GuardClient
-from rollfleet_trainer.errors import RefusedError, TransferError
+from rollfleet_trainer.errors import GuardRefusedError, TransferError
 from rollfleet_trainer.looks import Seat
 from rollfleet_trainer.push import Door, Push
 from tests.support.certificates import write_certificate
@@ -173,7 +173,7 @@ def test_words_steer_no_terminal_and_deep_json_is_words(tmp_path: Path) -> None:
         head = b"HTTP/1.1 409 Conflict\r\nContent-Length: %d\r\n\r\n" % len(content)
         with engine(tmp_path, says(head, content)) as (url, ca, _), pytest.raises(TransferError) as raised:
             client(url, ca, 60.0).start_weight_update()
-        assert not isinstance(raised.value, RefusedError)
+        assert not isinstance(raised.value, GuardRefusedError)
         assert str(raised.value).isprintable()
         assert len(str(raised.value)) < 1100
 

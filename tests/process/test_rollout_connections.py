@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
+import pytest
 
+from rollfleet_trainer import NotServedError
 from rollfleet_trainer.rollouts import Rollouts
+from tests.support.ports import free_port
 from tests.support.scripted_fleet import ScriptedFleet
 
 SAMPLES = 20
@@ -41,3 +44,13 @@ async def test_a_sample_is_not_asked_for_on_a_connection_that_the_engine_may_clo
         for _ in range(SAMPLES):
             await rollouts.complete("What is the answer?", 3)
     assert len(fleet.log) == SAMPLES
+
+
+async def test_a_name_that_only_the_cluster_knows_is_told_with_what_to_give():
+    async with Rollouts("http://qwen.rl.svc.invalid:8000", model="policy", hold_s=0) as r:
+        with pytest.raises(NotServedError, match=r"known within its cluster only: elsewhere give endpoints"):
+            await r.complete("hello", 1)
+    async with Rollouts(f"http://127.0.0.1:{free_port()}", model="policy", hold_s=0) as r:
+        with pytest.raises(NotServedError) as told:
+            await r.complete("hello", 1)
+    assert "endpoints" not in str(told.value)

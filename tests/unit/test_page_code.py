@@ -4,20 +4,24 @@ What it does is run elsewhere (tests/contract/test_trainer_page.py, examples/tra
 """
 
 import ast
+import builtins
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rollfleet_trainer import ProgressLine, RolloutFleet
+import rollfleet_trainer
+from rollfleet_trainer import ProgressLine, RolloutFleet, errors, rollout_errors
 from rollfleet_trainer.adopting import adopt
 from rollfleet_trainer.publishing import publish
 from rollfleet_trainer.retention import paths_in_use, retain
 from rollfleet_trainer.rollouts import Rollouts
 from rollfleet_trainer.trl import FleetClient, vllm_client_replaced
-from tests.support.pages import PAGES, ROOT, blocks, name_of
+from tests.support.pages import PAGES, ROOT, blocks, name_of, prose
 
 
 def rollouts(_: RolloutFleet, **options: Any) -> None:
@@ -106,3 +110,38 @@ def test_trainers_of_the_examples_are_run_by_tests_that_ci_runs() -> None:
         package = ".".join(file.relative_to(ROOT).parent.parts)
         ways = (f"{package}.{file.stem}", f"from {package} import {file.stem}")
         assert any(way in tests for way in ways), f"{ways[0]} is run by no test"
+
+
+TRAINERS_PAGES = [
+    ROOT / "docs" / name
+    for name in ("trainer.md", "rollouts.md", "checkpoints.md", "trl.md", "grpo.md", "training-loop.md")
+]
+
+
+def rows(page: Path) -> set[str]:
+    """Names in code in the first column of the table below "## Errors"."""
+    [text] = re.findall(r"(?ms)^## Errors$(.*?)^## ", page.read_text())
+    return {name for row in re.findall(r"(?m)^\|([^|]*)\|", text) for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_errors_of_the_pages_are_imported_from_where_they_say() -> None:
+    """From rollfleet_trainer, by the names that stand there."""
+    told = {name for page in TRAINERS_PAGES for name in re.findall(r"\b[A-Z]\w*Error\b", prose(page))}
+    tables = rows(ROOT / "docs" / "trainer.md") | rows(ROOT / "docs" / "rollouts.md")
+    assert {"ApiServerError", "PublishError", "RefusedError", "Superseded"} <= tables
+    for name in sorted(told | tables):
+        assert hasattr(builtins, name) or issubclass(getattr(rollfleet_trainer, name), Exception), name
+
+
+def test_every_error_of_a_trainer_is_exported_under_a_name_of_its_own() -> None:
+    classes = [
+        each
+        for module in (errors, rollout_errors)
+        for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Exception) and each.__module__ == module.__name__
+    ]
+    assert len(classes) > 20
+    for each in classes:
+        assert getattr(rollfleet_trainer, each.__name__) is each
+    assert sorted(rollfleet_trainer.__all__) == rollfleet_trainer.__all__
+    assert all(hasattr(rollfleet_trainer, name) for name in rollfleet_trainer.__all__)

@@ -10,7 +10,7 @@ from rollfleet_trainer.errors import (
     AnotherSender,
     EngineProblem,
     FleetNeedsWeights,
-    RefusedError,
+    GuardRefusedError,
     SenderLost,
     Superseded,
     TrainerError,
@@ -152,7 +152,7 @@ def test_each_phase_is_waited_for_as_the_spec_says_and_anew_in_each_attempt():
     [
         UpdateFailed("CoverageFailed", "text", [EngineProblem("a", "b", "c")]),
         FleetNeedsWeights("WeightsLost", "text"),
-        RefusedError("engine-0: no", RefusalReason.FORBIDDEN),
+        GuardRefusedError("engine-0: no", RefusalReason.FORBIDDEN),
         AnotherSender("held", "grpo/a"),
         SenderLost("lost"),
     ],

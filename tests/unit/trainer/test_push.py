@@ -14,7 +14,7 @@ from rollfleet_protocol.pushes import AbortCall
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer import push as push_module
 from rollfleet_trainer.client import GuardClient
-from rollfleet_trainer.errors import NotPossible, RefusedError, SenderLost, TransferError, UnreachableError
+from rollfleet_trainer.errors import GuardRefusedError, NotPossible, SenderLost, TransferError, UnreachableError
 from rollfleet_trainer.fan_out import group_size, settle
 from rollfleet_trainer.looks import Seat
 from rollfleet_trainer.push import Door, Push, group_name
@@ -111,8 +111,8 @@ def test_parts_are_one_update_to_the_engines(engines: list[Engine]):
     assert engines[0].calls[-1] == ("start", None), "the next version starts anew over the same doors"
 
 
-def forbidden() -> RefusedError:
-    return RefusedError("qwen-0: start_weight_update: nobody was named", RefusalReason.FORBIDDEN)
+def forbidden() -> GuardRefusedError:
+    return GuardRefusedError("qwen-0: start_weight_update: nobody was named", RefusalReason.FORBIDDEN)
 
 
 def test_a_door_that_is_not_open_yet_is_waited_for_once(engines: list[Engine], monkeypatch: pytest.MonkeyPatch):
@@ -130,7 +130,7 @@ def test_a_door_that_is_not_open_yet_is_waited_for_once(engines: list[Engine], m
 
 
 def test_other_refusals_are_told_at_once_and_of_all_engines(engines: list[Engine]):
-    engines[0].raises = [RefusedError("qwen-0: init: wrong order", RefusalReason.ORDER_VIOLATION)]
+    engines[0].raises = [GuardRefusedError("qwen-0: init: wrong order", RefusalReason.ORDER_VIOLATION)]
     engines[1].raises = [TransferError("qwen-1: init: ConnectError")]
     with pytest.raises(TransferError, match=r"wrong order.*ConnectError"):
         begin(engines).init_weight_transfer_engine({})
