@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from devtools import vllm_venv
 from rollfleet_protocol.state import DigestSource, Gate, OperationStatus, WeightsState
 from rollfleet_trainer.sending import COLLECTIVE_S
 from tests.contract.client import operation_of
@@ -219,6 +220,7 @@ def test_a_version_that_is_overtaken_is_sent_no_further(scene: Scene):
     assert f"asks for {number + 1} now" in result["error"]
 
 
+@pytest.mark.skipif(vllm_venv.chosen_release() == "0.23.0", reason="vLLM has trainers' classes from 0.27 on")
 @pytest.mark.parametrize("digested", [True, False])
 def test_vllm_s_own_trainer_classes_drive_a_push(scene: Scene, digested: bool):
     scene.open()
