@@ -27,6 +27,8 @@ WATCH_S = 240  # after so long the API server ends a watch by itself
 LONGEST_TEXT = 1024  # characters kept of the other side's words
 LONGEST_EVENT = 8 << 20  # bytes; etcd's objects have 1.5 MB at most
 JSON, MERGE_PATCH = "application/json", "application/merge-patch+json"
+STRICT = {"fieldValidation": "Strict"}  # else an API server drops a misspelt field, and says nothing
+NOT_STRICT = "strict decoding error"  # its words where it does not (k8s.io/apimachinery, runtime.strictDecodingError)
 IN_A_POD = "KUBERNETES_SERVICE_HOST"
 
 API = "/apis/rollfleet.io/v1alpha1"
@@ -131,7 +133,8 @@ class ApiServer:
     ) -> Manifest:
         import aiohttp  # noqa: PLC0415 - comes with kubernetes.aio
 
-        answer = await self._answer(method, path, body, kind, aiohttp.ClientTimeout(total=deadline_s), {})
+        query = {} if body is None else STRICT
+        answer = await self._answer(method, path, body, kind, aiohttp.ClientTimeout(total=deadline_s), query)
         try:
             parsed: Any = json.loads(await answer.read())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -180,9 +183,13 @@ def refusal(status: int, content: bytes, what: str) -> ApiServerError:
         said = json.loads(content).get("message")
     except (ValueError, AttributeError):
         said = None
-    text = f"{what}: {fitted(str(said or content.decode(errors='replace')), LONGEST_TEXT)} (HTTP {status})"
+    words = str(said or content.decode(errors="replace"))
+    words = words[max(0, words.find(NOT_STRICT)) :]  # of a patch: before them stands the whole object
+    text = f"{what}: {fitted(words, LONGEST_TEXT)} (HTTP {status})"
     if status in (401, 403):
         return DeniedError(f"{text}. docs/trainer.md lists the rights that a trainer needs")
+    if words.startswith(NOT_STRICT):
+        return ApiServerError(f"{text}. docs/api.md lists the fields; CRDs that are older than this program lack some")
     if status == 409:
         return ConflictError(text)
     if status == 404:

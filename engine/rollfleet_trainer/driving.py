@@ -81,8 +81,9 @@ class Driver:
         wait_s: float,
         part_bytes: int,
         asked: Callable[[int], None],
+        require_copy: Callable[[str | None], None],
     ) -> None:
-        """`asked` is told of each version that is asked for."""
+        """`asked` is told of each version that is asked for; `require_copy` raises where there is no such recovery."""
         self.control = control
         self._background = background
         self._ranks = ranks
@@ -90,6 +91,7 @@ class Driver:
         self._wait_s = wait_s
         self._part_bytes = part_bytes
         self._asked = asked
+        self._require_copy = require_copy
         self._line: Line | None = None
         self._nbytes = 0  # of the version that was sent last
         self._run: Run | None = None
@@ -132,6 +134,7 @@ class Driver:
                 run.failed = self._send(run, look, weights)
 
     def _ask(self, wish: Wish, on_progress: OnProgress | None) -> Run:
+        self._require_copy(wish.recovery)
         run = Run(self._background.run(self.control.ask(wish, self._wait_s)), on_progress)
         self._asked(run.asked.version)
         return run

@@ -95,9 +95,10 @@ class RolloutFleet:
                 service_account=service_account,
                 lease_duration_s=lease_duration_s,
             )
-            self._driver = Driver(background, control, self._ranks, address, wait_s, part_bytes, self._versions.tell)
             root = _path(checkpoints or os.environ.get(CHECKPOINTS_VARIABLE) or None)
-            self._store = Store(background, control, self._ranks, root)
+            self._store = store = Store(background, control, self._ranks, root)
+            told = (self._versions.tell, store.require_copy)
+            self._driver = Driver(background, control, self._ranks, address, wait_s, part_bytes, *told)
         self.blocking = BlockingFleet(self)
         ENDINGS.add(self._close)
 

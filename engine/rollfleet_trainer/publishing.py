@@ -83,6 +83,7 @@ def publish(
         files=files,
     )
     try:
+        _require_assets(publication.assets)
         if isinstance(tensors, dict):
             _require_room(root, tensors)
         return publication.run(pairs)
@@ -218,6 +219,12 @@ def _require_name(name: object, seen: set[str]) -> None:
         raise TensorError(f"tensor {name}: the model does not know {wrapper!r}: take it out of the names")
     if name in seen:
         raise TensorError(f"tensor {name}: comes twice")
+
+
+def _require_assets(folder: Path | None) -> None:
+    """Before anything is written: what copies them comes last."""
+    if folder is not None and not folder.is_dir():
+        raise PublishError(f"assets={folder}: is no folder: nothing was published; without assets= only weights are")
 
 
 def _require_room(root: Path, tensors: dict[str, Any]) -> None:

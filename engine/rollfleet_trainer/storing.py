@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from rollfleet_trainer.background import Background
@@ -13,7 +14,7 @@ from rollfleet_trainer.control import Control
 from rollfleet_trainer.errors import NotPossible
 from rollfleet_trainer.publishing import Progress, Tensors, publish
 from rollfleet_trainer.ranks import Ranks, Word, lead
-from rollfleet_trainer.retention import Retained, retain
+from rollfleet_trainer.retention import CONFIG, Retained, retain
 
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import Given
@@ -33,6 +34,7 @@ class Store:
         self._control = control
         self._ranks = ranks
         self._root = root
+        self._assets: set[Path] = set()  # folders that the caller's next copy may need as well
 
     def publish(
         self,
@@ -48,6 +50,8 @@ class Store:
 
         def act() -> Published:
             place = self._place(root)
+            if how["assets"] is not None:
+                self._assets.add(Path(how["assets"]))
             relative_path(how["within"], how["name"] or f"step-{how['step']}")  # before the others begin to gather
             self._ranks.tell(Word.SEND)
             gathers = self._ranks.size > 1
@@ -64,12 +68,27 @@ class Store:
     def retain(
         self, root: Path | None, *, keep: int, within: str = "", also: Callable[[], Collection[str]] = tuple
     ) -> Retained:
-        """Delete old ones, but for what a fleet of the namespace uses, and what `also` names, asked anew each time."""
+        """Delete old ones, but for what a fleet of the namespace uses, and what `also` names, asked anew each time.
+
+        What was given as assets stays too: a run that goes on from a copy takes them from there each time.
+        """
+        place = self._place(root)
+        ours = frozenset(path for path in map(partial(_below, place), self._assets) if path)
 
         def in_use() -> frozenset[str]:
-            return self._background.run(self._control.in_use()) | frozenset(also())
+            return self._background.run(self._control.in_use()) | frozenset(also()) | ours
 
-        return retain(self._place(root), keep=keep, within=within, in_use=in_use)
+        return retain(place, keep=keep, within=within, in_use=in_use)
+
+    def require_copy(self, path: str | None) -> None:
+        """NotPossible where a copy that an update names is not there, as far as this process can see the volume."""
+        if path is None or self._root is None:
+            return
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise NotPossible(f"recovery={path!r}: must be relative to the fleet's volumes.checkpoints, without '..'")
+        if not (self._root / path).is_dir():
+            where = f"{self._root}, where the fleet's volumes.checkpoints is mounted"
+            raise NotPossible(f"recovery={path!r}: is no folder below {where}: publish names a copy once it is whole")
 
     def _place(self, root: Path | None) -> Path:
         place = self._root if root is None else root
@@ -78,6 +97,12 @@ class Store:
         if not place.is_dir():
             raise NotPossible(f"{place}: is no folder: is the fleet's volumes.checkpoints mounted there?")
         return place
+
+
+def _below(root: Path, folder: Path) -> str:
+    """A file of this folder, as retain takes paths; empty where it is elsewhere. It may hold checkpoints below."""
+    found, place = folder.resolve(), root.resolve()
+    return str(found.relative_to(place) / CONFIG) if found.is_relative_to(place) else ""
 
 
 def _as_pairs(given: Any) -> Tensors:

@@ -18,7 +18,7 @@ MOST_UNLIKELY = 1e9  # below that a float has no digits for what is compared
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for. Fields of None stay as the WeightVersion has them."""
+    """What is asked for. Fields of None stay as the WeightVersion has them, but for probe, label and copy."""
 
     version: int | None = None  # None: the next one
     step: str = ""
@@ -160,9 +160,9 @@ def _spec(version: int, wish: Wish) -> Manifest:
     if pause:
         spec["pause"] = pause
     expected = None if wish.probe_logprobs is None else [logprob(value) for value in wish.probe_logprobs]
-    probe: Manifest = {"expectedLogprobs": expected}  # those of the version before go
-    if wish.probe is not None:
-        probe["tokens"] = [int(token) for token in wish.probe]
+    tokens = None if wish.probe is None else [int(token) for token in wish.probe]
+    # What the version before was asked goes: it may be no token of the next run's model.
+    probe: Manifest = {"tokens": tokens, "maxAbsLogprobDiff": None, "expectedLogprobs": expected}
     spec["verify"] = {"probe": probe}
     merged: Manifest = _merged(spec, dict(wish.spec))
     return merged

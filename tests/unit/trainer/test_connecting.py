@@ -1,16 +1,19 @@
 """Which API server a trainer speaks to, and as whom: a kubeconfig that is named, else, in a pod, its ServiceAccount."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
 from rollfleet_trainer.apiserver import ApiServer
-from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.errors import ApiServerError, NotPossible
 from rollfleet_trainer.session import Resolver, environments_proxy
 from tests.support.certificates import write_certificate
 
@@ -65,6 +68,67 @@ async def test_in_a_pod_it_is_the_pod_s_account(pod: Path, kubeconfig: Path, mon
     (pod / "token").unlink()
     with pytest.raises(NotPossible, match=r"no way to the API server by the pod's ServiceAccount: .*token file"):
         await ApiServer.connect(None)
+
+
+class Server:
+    """An API server that answers every request alike."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self._answer = (status, {"kind": "Status", "message": message})
+
+    async def __call__(self, request: web.BaseRequest) -> web.Response:
+        self.asked.append((request.method, request.query_string))
+        status, body = self._answer
+        return web.json_response(body, status=status)
+
+
+def move(kubeconfig: Path, server: str) -> None:
+    document = yaml.safe_load(kubeconfig.read_text())
+    document["clusters"][0]["cluster"]["server"] = server
+    kubeconfig.write_text(yaml.safe_dump(document))
+
+
+@asynccontextmanager
+async def connected(server: Server, kubeconfig: Path) -> AsyncIterator[ApiServer]:
+    runner = web.ServerRunner(web.Server(server))
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        move(kubeconfig, "http://{}:{}".format(*runner.addresses[0][:2]))
+        api = await ApiServer.connect(kubeconfig)
+        try:
+            yield api
+        finally:
+            await api.close()
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_is_written_is_judged_strictly_and_what_is_read_is_not(kubeconfig: Path):
+    server = Server(200, "")
+    async with connected(server, kubeconfig) as api:
+        await api.get("/apis/a")
+        await api.create("/apis/a", {})
+        await api.patch("/apis/a", {})
+    assert server.asked == [("GET", ""), ("POST", "fieldValidation=Strict"), ("PATCH", "fieldValidation=Strict")]
+
+
+@pytest.mark.parametrize(
+    ("status", "before"),
+    [
+        (400, 'WeightVersion in version "v1alpha1" cannot be handled as a WeightVersion: '),
+        # Of a patch the whole object stands before it (k8s.io/apiserver, pkg/endpoints/handlers/patch.go).
+        (422, ' "" is invalid: patch: Invalid value: "' + 9000 * "{" + '": '),
+    ],
+)
+async def test_a_misspelt_field_is_named(kubeconfig: Path, status: int, before: str):
+    words = 'strict decoding error: unknown field "spec.verfy"'
+    async with connected(Server(status, before + words), kubeconfig) as api:
+        with pytest.raises(ApiServerError) as raised:
+            await api.patch("/apis/a", {})
+    assert str(raised.value).startswith(f"PATCH /apis/a: {words} (HTTP {status}). docs/api.md lists")
 
 
 async def test_elsewhere_it_is_the_kubeconfig_that_is_named(

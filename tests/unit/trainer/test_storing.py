@@ -253,6 +253,50 @@ def test_nothing_is_deleted_where_nobody_can_be_asked(
     assert len(published(root)) == 3
 
 
+def test_what_a_run_goes_on_from_stays_though_it_is_old(
+    api: MemoryApi, trainer: RolloutFleet, weights: Arrays, root: Path, tmp_path: Path
+):
+    """`--model /checkpoints/step-1`: tokenizer and config come from there with every copy."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "config.json").write_text("{}")
+    publish(root, weights, step=1, assets=base)
+    (tmp_path / "model").symlink_to(root / "step-1")
+    for step in range(2, 7):
+        assets = root / "step-1" if step % 2 else tmp_path / "model"
+        made = trainer.blocking.publish(weights, step=step, assets=assets, keep=2)
+        assert (made.folder / "config.json").is_file()
+    assert [each.path for each in published(root)] == ["step-1", "step-5", "step-6"]
+    assert [each.path for each in trainer.blocking.retain(1).in_use] == ["step-1"]
+
+
+def test_a_model_that_checkpoints_lie_below_keeps_none_of_them(trainer: RolloutFleet, weights: Arrays, root: Path):
+    (root / "config.json").write_text("{}")
+    for step in range(1, 4):
+        trainer.blocking.publish(weights, step=step, assets=root, keep=1)
+    assert [each.path for each in published(root)] == ["step-3"]
+
+
+def test_assets_that_are_not_there_are_named_before_anything_is_written(
+    trainer: RolloutFleet, weights: Arrays, root: Path
+):
+    with pytest.raises(PublishError, match=r"assets=.*step-4: is no folder: nothing was published"):
+        trainer.blocking.publish(weights, step=5, assets=root / "step-4")
+    assert files(root) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("nope-999", r"recovery='nope-999': is no folder below .*, where"), ("../elsewhere", "must be relative")],
+)
+def test_a_recovery_that_is_not_there_is_refused_before_anybody_is_asked(
+    api: MemoryApi, trainer: RolloutFleet, path: str, words: str
+):
+    with pytest.raises(NotPossible, match=words), trainer.blocking.begin(recovery=path):
+        pass
+    assert not any(method in ("POST", "PATCH") for method, _ in api.requests)
+
+
 class TwoRanks:
     """What rank 0 tells the other one."""
 

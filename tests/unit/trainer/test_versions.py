@@ -162,11 +162,23 @@ def test_what_the_trainer_expects_of_the_probe_is_of_one_version():
     body = plan(engine(1), weight_version(1), Wish(probe=[3, 5, 7], probe_logprobs=[-1.5, -2e-7])).body
     assert body is not None
     assert body["spec"]["verify"] == {
-        "probe": {"tokens": [3, 5, 7], "expectedLogprobs": ["-1.500000000000", "-0.000000200000"]}
+        "probe": {
+            "tokens": [3, 5, 7],
+            "maxAbsLogprobDiff": None,
+            "expectedLogprobs": ["-1.500000000000", "-0.000000200000"],
+        }
     }
     body = plan(engine(1), weight_version(1), Wish()).body
     assert body is not None
-    assert body["spec"]["verify"] == {"probe": {"expectedLogprobs": None}}
+    defaults = {"tokens": None, "maxAbsLogprobDiff": None, "expectedLogprobs": None}
+    assert body["spec"]["verify"] == {"probe": defaults}, "what one run asks for is not asked of the next"
+    given = {"verify": {"probe": {"maxAbsLogprobDiff": "0.05"}}}
+    body = plan(engine(1), weight_version(1), Wish(probe=[1, 2], spec=given)).body
+    assert body is not None
+    assert body["spec"]["verify"] == {"probe": {**defaults, "tokens": [1, 2], "maxAbsLogprobDiff": "0.05"}}
+    body = plan(engine(1), weight_version(1), Wish(spec={"verify": {"probe": {"tokens": [7, 8]}}})).body
+    assert body is not None
+    assert body["spec"]["verify"] == {"probe": {**defaults, "tokens": [7, 8]}}
     with pytest.raises(NotPossible, match="probe has 2 tokens, probe_logprobs 2 values"):
         Wish(probe=[1, 2], probe_logprobs=[-1.0, -1.0])
     with pytest.raises(NotPossible, match="probe has 0 tokens"):
