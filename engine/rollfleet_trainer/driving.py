@@ -19,6 +19,7 @@ from rollfleet_trainer.looks import Asked, Look, Manifest, Serving, Standing
 from rollfleet_trainer.push import Push
 from rollfleet_trainer.ranks import Ranks, Word, lead
 from rollfleet_trainer.sending import Line, key_of, require_sender
+from rollfleet_trainer.taken import Taken
 from rollfleet_trainer.updates import OnProgress, Progress, Update
 from rollfleet_trainer.versions import Wish
 
@@ -94,6 +95,7 @@ class Driver:
         self._require_copy = require_copy
         self._line: Line | None = None
         self._nbytes = 0  # of the version that was sent last
+        self._taken = Taken()
         self._run: Run | None = None
 
     def spec(self) -> Manifest:
@@ -112,12 +114,15 @@ class Driver:
 
     def _ended(self, weights: Weights, wish: Wish, on_progress: OnProgress | None) -> Update:
         with self._ending():
-            weights.require_sendable(alone=self._ranks.size == 1)
+            forms = weights.require_sendable(alone=self._ranks.size == 1)
+            self._taken.require_alike(forms)
             require_sender((self.spec().get("weightTransfer") or {}).get("backend") or "", self._ranks.size)
             run = self._ask(wish, on_progress)
             if on_progress is not None:
                 run.nbytes = weights.nbytes() or self._nbytes
-            return self._update(weights, run)
+            update = self._update(weights, run)
+            self._taken.note(update.version, forms)
+            return update
 
     def _update(self, weights: Weights, run: Run) -> Update:
         while True:

@@ -126,6 +126,8 @@ class RolloutFleet:
         fields of WeightVersion.spec. on_progress is called in the thread that sends; what it raises ends the update.
 
         Raises UpdateFailed, FleetNeedsWeights, Superseded, SenderLost, AnotherSender, NotPossible, ApiServerError.
+        NotPossible, before a version is asked for, where names, dtypes and shapes are known and are not those that the
+        fleet took from this object last: make a new one for a fleet whose model is another one now.
         """
         wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return await self._in_thread(lambda: self._update(named_parameters, wish, on_progress), self._stop_update)

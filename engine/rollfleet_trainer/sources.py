@@ -16,6 +16,7 @@ import torch
 
 from rollfleet_trainer.errors import NotPossible
 from rollfleet_trainer.given import EMPTY, pair_of, require_described, require_form, require_kind
+from rollfleet_trainer.taken import Forms
 from rollfleet_trainer.tensors import Sent, nbytes, raw_bytes
 
 PART_BYTES = 1 << 30  # of gathered tensors that are held at once, or one that is larger
@@ -80,6 +81,8 @@ def described(given: Given) -> list[Any] | None:
         pairs: Iterable[Pair] = given.named_parameters()
     elif isinstance(given, Mapping):
         pairs = without_tied(given)
+    elif isinstance(given, list | tuple):
+        pairs = given
     elif callable(metadata := getattr(given, "metadata", None)):
         return list(metadata())
     else:
@@ -100,8 +103,10 @@ class Weights:
         self._kept: list[Pair] | None = []
         self._begun: Iterator[Pair] | None = None  # a pass whose first tensor was looked at, and is still to come
 
-    def require_sendable(self, *, alone: bool) -> None:
-        """NotPossible for what cannot be sent, as far as that can be known without making all of it.
+    def require_sendable(self, *, alone: bool) -> Forms | None:
+        """Dtype and full shape by name; None where only a pass would tell.
+
+        NotPossible for what cannot be sent, as far as that can be known without making all of it.
 
         alone: no other rank gathers with us, so that the first pass may be begun: where only that tells what comes its
         first tensor is made now, and held until it goes out. But of an iterator, which whoever calls again after a
@@ -112,10 +117,12 @@ class Weights:
         lazy = isinstance(given, Mapping) and not isinstance(given, dict)  # it may make its tensors
         if not lazy and (found := described(given)) is not None:
             require_described(found)
-        elif isinstance(given, Mapping) and not given:
+            return {each.name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in found}
+        if isinstance(given, Mapping) and not given:
             raise NotPossible(EMPTY)
-        elif alone and not (isinstance(given, Iterator) or hasattr(given, "require_another_pass")):
+        if alone and not (isinstance(given, Iterator) or hasattr(given, "require_another_pass")):
             self._begin()
+        return None
 
     def _begin(self) -> None:
         pairs = iter(self._pairs())

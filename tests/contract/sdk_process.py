@@ -86,7 +86,15 @@ def tied(order: Order) -> dict[str, torch.Tensor]:
     return found | {f"{name}.again": found[name].view_as(found[name]) for name in list(found)[:2]}
 
 
+def renamed(order: Order) -> dict[str, torch.Tensor]:
+    """With a slip in a name."""
+    found = tensors_of(order)
+    return found | {f"{next(iter(found))}s": found.pop(next(iter(found)))}
+
+
 FORMS: Forms = {
+    "renamed": renamed,
+    "listed": lambda order: list(tensors_of(order).items()),
     "mapping": tensors_of,
     "tied": tied,
     "parameters": parameters,

@@ -3,6 +3,7 @@
 Two simulated engines, or one of real vLLM, under the interpreter of the vLLM environment, which has torch.
 """
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -103,6 +104,9 @@ def test_a_sharded_trainer_gathers_on_all_ranks_and_all_are_told_the_end(scene: 
     result = scene.do("result")
     assert result["update"]["digest"] == scene.models.digest(1)
     assert result["second"]["update"] == result["update"]
+    scene.do("update", checkpoint=str(scene.models.folder(2)), form="renamed")
+    result = scene.do("result")
+    assert result["type"] == result["second"]["type"] == "NotPossible"
     number = scene.ask(2, "sharded")
     scene.quiesce(number)
     scene.tell("Failed", {"Active": "SenderLost: its Lease was gone"})
@@ -111,6 +115,28 @@ def test_a_sharded_trainer_gathers_on_all_ranks_and_all_are_told_the_end(scene: 
         assert said["type"] == "SenderLost"
         assert "its Lease was gone" in said["error"]
     recover(scene)
+
+
+def test_other_tensors_than_the_fleet_took_are_refused_before_a_version_is_asked_for(scene: Scene):
+    """The engines would refuse them too, with the version before gone."""
+    scene.open()
+    first = scene.ask(1, "listed")
+    scene.succeed(first, 1)
+    result = scene.do("result")
+    assert result["toSend"] > 0, "a list tells how much it is"
+    for _ in range(2):
+        scene.do("update", checkpoint=str(scene.models.folder(2)), form="renamed")
+        result = scene.do("result")
+        assert result["type"] == "NotPossible"
+        words = r"tensor (.*)s: is new; tensor \1: is missing: the fleet took others as version (\d+), .* RolloutFleet"
+        said = re.search(words, result["error"])
+        assert said is not None, result["error"]
+        assert int(said[2]) == first
+        assert "rollfleet.io/offers" not in scene.do("lease")["annotations"]
+    second = scene.ask(2, "mapping")
+    assert second == first + 1
+    scene.succeed(second, 2)
+    assert scene.do("result")["update"]["digest"] == scene.models.digest(2)
 
 
 def test_what_the_engines_refuse_is_sent_again_where_the_operator_tries_again(scene: Scene):

@@ -135,7 +135,7 @@ class Weights:
         """As often as is wanted."""
 
     def require_sendable(self, *, alone: bool) -> None:
-        """They can be."""
+        """They can be; nobody knows them beforehand."""
 
 
 @pytest.mark.parametrize(
