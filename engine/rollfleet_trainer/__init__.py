@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Superseded,
         TrainerError,
         TransferError,
+        UnauthorizedError,
         UnreachableError,
         UpdateFailed,
     )
@@ -82,6 +83,7 @@ __all__ = [
     "TrainerError",
     "TransferError",
     "UnansweredError",
+    "UnauthorizedError",
     "UnreachableError",
     "Update",
     "UpdateFailed",

@@ -19,6 +19,7 @@ from rollfleet_trainer.errors import (
     DeniedError,
     NotFoundError,
     NotPossible,
+    UnauthorizedError,
     UnreachableError,
 )
 
@@ -64,7 +65,7 @@ class ApiServer:
             if in_a_pod:
                 config.load_incluster_config(client_configuration=configuration)
             else:
-                file = None if kubeconfig is None else str(kubeconfig)
+                file = _existing(kubeconfig)
                 await config.load_kube_config(config_file=file, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
             source = "the pod's ServiceAccount" if in_a_pod else f"kubeconfig {kubeconfig or '(default)'}"
@@ -165,6 +166,17 @@ class ApiServer:
         raise refusal(answer.status, content, what)
 
 
+def _existing(kubeconfig: str | Path | None) -> str:
+    """The file, or files as $KUBECONFIG lists them, to read. NotPossible where there is none."""
+    variable = os.environ.get("KUBECONFIG", "")
+    named = variable or str(Path("~/.kube/config")) if kubeconfig is None else str(kubeconfig)
+    if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
+        cure = "; this is no pod: give kubeconfig=, or set $KUBECONFIG" if kubeconfig is None else ""
+        source = f"$KUBECONFIG, {named}" if kubeconfig is None and variable else named
+        raise NotPossible(f"no way to the API server by kubeconfig {source}: there is no such file{cure}")
+    return named
+
+
 async def _lines(content: Any) -> AsyncIterator[bytes]:
     """Lines of any length up to LONGEST_EVENT; a stream reader's own have a much lower bound."""
     held = bytearray()
@@ -186,7 +198,11 @@ def refusal(status: int, content: bytes, what: str) -> ApiServerError:
     words = str(said or content.decode(errors="replace"))
     words = words[max(0, words.find(NOT_STRICT)) :]  # of a patch: before them stands the whole object
     text = f"{what}: {fitted(words, LONGEST_TEXT)} (HTTP {status})"
-    if status in (401, 403):
+    if status == 401:
+        return UnauthorizedError(
+            f"{text}. The API server does not accept this token or certificate: it may be out of date"
+        )
+    if status == 403:
         return DeniedError(f"{text}. docs/trainer.md lists the rights that a trainer needs")
     if words.startswith(NOT_STRICT):
         return ApiServerError(f"{text}. docs/api.md lists the fields; CRDs that are older than this program lack some")

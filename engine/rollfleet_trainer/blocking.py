@@ -15,7 +15,7 @@ from rollfleet_trainer.publishing import Tensors
 from rollfleet_trainer.retention import Retained
 from rollfleet_trainer.sampling import BlockingRollouts
 from rollfleet_trainer.updates import OnProgress, Update
-from rollfleet_trainer.versions import Wish
+from rollfleet_trainer.versions import Wish, label
 
 if TYPE_CHECKING:
     from rollfleet_trainer.fleet import RolloutFleet
@@ -43,7 +43,7 @@ class BlockingFleet:
         on_progress: OnProgress | None = None,
     ) -> Update:
         """As RolloutFleet.update."""
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
+        wish = Wish(version, label(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return self._fleet._update(named_parameters, wish, on_progress)
 
     def publish(
@@ -60,7 +60,14 @@ class BlockingFleet:
         on_progress: Written | None = None,
     ) -> Published:
         """As RolloutFleet.publish."""
-        how = {"step": step, "name": name, "within": within, "assets": assets, "keep": keep, "collective": collective}
+        how = {
+            "step": label(step),
+            "name": name,
+            "within": within,
+            "assets": assets,
+            "keep": keep,
+            "collective": collective,
+        }
         return self._fleet._publish(tensors, root, threading.Event(), on_progress, how)
 
     def retain(

@@ -29,13 +29,14 @@ from rollfleet_trainer.errors import (
     NotPossible,
     SenderLost,
     TransferError,
+    UnauthorizedError,
     UnreachableError,
 )
 from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Serving, Standing, judge
 from rollfleet_trainer.sending import Fleet
 from rollfleet_trainer.tokens import Tokens, account_of_caller
-from rollfleet_trainer.versions import Plan, Wish, in_charge, own_name, plan, require_account
+from rollfleet_trainer.versions import Plan, Wish, in_charge, own_name, plan, require_account, trainers_of
 
 logger = logging.getLogger("rollfleet.trainer")
 
@@ -142,7 +143,7 @@ class Control:
     async def serves(self) -> Serving:
         """Where, under which name, and with what."""
         api = await self._server()
-        return Serving.of(await api.get(path_of(API, self._namespace, "rolloutengines", self._name)))
+        return Serving.of(await self._read_engine(api))
 
     async def _server(self) -> ApiServer:
         async with self._connecting:
@@ -158,7 +159,7 @@ class Control:
 
     async def _connected(self) -> ApiServer:
         api = await self._server()
-        self._engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
+        self._engine = await self._read_engine(api)
         if self.keeper is None:
             account = await self._account(api)
             host = NO_NAME.sub("-", socket.gethostname())[:64]  # it goes into a header of each call
@@ -168,14 +169,25 @@ class Control:
             self.tokens = Tokens(api, self._background, (self._namespace, account))
         return api
 
+    async def _read_engine(self, api: ApiServer) -> Manifest:
+        try:
+            return await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
+        except NotFoundError as error:
+            raise NotFoundError(f"there is no fleet {self._namespace}/{self._name}: {error}") from error
+        except UnauthorizedError:
+            raise
+        except DeniedError as error:  # of other names than the Role's nobody is told whether they are there
+            raise DeniedError(f"{error}; or there is no fleet {self._namespace}/{self._name}") from error
+
     async def _account(self, api: ApiServer) -> str:
-        trainers = tuple(str(each["serviceAccountName"]) for each in self._engine["spec"].get("trainers") or ())
+        trainers = trainers_of(self._engine)
         named = self._service_account
         if named is None:
             return await account_of_caller(api, self._namespace, trainers)
         if named not in trainers:
-            others = ", ".join(trainers) or "nobody"
-            raise NotPossible(f"{self._namespace}/{self._name}: {named!r} is none of spec.trainers ({others})")
+            raise NotPossible(
+                f"{self._namespace}/{self._name}: {named!r} is none of spec.trainers ({', '.join(trainers)})"
+            )
         return named
 
     async def _require_rights(self, api: ApiServer) -> None:
@@ -199,7 +211,7 @@ class Control:
                 written = await self._write(api, planned, charge)
             except ConflictError as error:
                 words = str(error)
-                self._engine = await api.get(path_of(API, self._namespace, "rolloutengines", self._name))
+                self._engine = await self._read_engine(api)
                 continue
             except UnreachableError:
                 charge = await self._charge(api)  # the answer may have got lost, not the request

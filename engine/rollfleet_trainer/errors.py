@@ -15,6 +15,7 @@ TrainerError
     ├── NotFoundError        no such object
     ├── ConflictError        somebody else wrote first
     └── DeniedError          this process may not
+        └── UnauthorizedError its token or certificate is not accepted
 
 Messages name cause and remedy and carry the other side's own words. All of them can be pickled, for sharded trainers.
 """
@@ -114,6 +115,10 @@ class ConflictError(ApiServerError):
 
 class DeniedError(ApiServerError):
     """This process may not."""
+
+
+class UnauthorizedError(DeniedError):
+    """The API server does not accept this process's token or certificate (HTTP 401). No matter of rights."""
 
 
 class PublishError(TrainerError):

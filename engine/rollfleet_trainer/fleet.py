@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from rollfleet_protocol.senders import LONGEST_LEASE_S, SHORTEST_LEASE_S
 from rollfleet_trainer.background import Background, Worker
@@ -37,7 +37,7 @@ from rollfleet_trainer.retention import Retained
 from rollfleet_trainer.sampling import FleetRollouts, Versions
 from rollfleet_trainer.storing import CHECKPOINTS_VARIABLE, Store
 from rollfleet_trainer.updates import OnProgress, Update
-from rollfleet_trainer.versions import Wish
+from rollfleet_trainer.versions import Wish, label
 
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import Given
@@ -129,7 +129,7 @@ class RolloutFleet:
         NotPossible, before a version is asked for, where names, dtypes and shapes are known and are not those that the
         fleet took from this object last: make a new one for a fleet whose model is another one now.
         """
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
+        wish = Wish(version, label(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return await self._in_thread(lambda: self._update(named_parameters, wish, on_progress), self._stop_update)
 
     async def publish(
@@ -157,7 +157,14 @@ class RolloutFleet:
         names it), and what the tensors raise. A caller that is cancelled ends it at the next tensor.
         """
         stop = threading.Event()
-        how = {"step": step, "name": name, "within": within, "assets": assets, "keep": keep, "collective": collective}
+        how = {
+            "step": label(step),
+            "name": name,
+            "within": within,
+            "assets": assets,
+            "keep": keep,
+            "collective": collective,
+        }
         apart = self._ranks.size == 1  # it may go along with an update; ranks gather one thing at a time
         return await self._in_thread(
             lambda: self._publish(tensors, root, stop, on_progress, how), stop.set, apart=apart
@@ -209,7 +216,7 @@ class RolloutFleet:
         fleet to serve the version. On rank 0 only. One attempt: after a failure begin the same version again, or a
         higher one. Errors are those of `update`.
         """
-        wish = Wish(version, str(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
+        wish = Wish(version, label(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
         return Beginning(self, wish, on_progress)
 
     @property
@@ -229,6 +236,12 @@ class RolloutFleet:
     async def aclose(self) -> None:
         """Give the Lease back, and let go of all connections."""
         await asyncio.to_thread(self._close)
+
+    def __enter__(self) -> NoReturn:
+        raise NotPossible("without asyncio it is `with RolloutFleet(...).blocking as fleet`; else `async with`")
+
+    def __exit__(self, *_: object) -> None:
+        """Python asks for it before it enters."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -34,9 +34,12 @@ from rollfleet_trainer.files import FILES, Files, read_small
 from rollfleet_trainer.host import MOST_NAME, WRAPPERS, HostTensor, TensorError, host_tensor
 from rollfleet_trainer.shards import SHARD_BYTES, ShardWriter, digest_of
 
-Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]]
+Tensors = Mapping[str, Any] | Iterable[tuple[str, Any]] | Callable[[], Iterable[tuple[str, Any]]]
 Progress = Callable[[int, int], None]  # tensors and bytes done so far
 
+TAKEN = (
+    "publish takes a mapping of names to tensors, a module of torch, pairs of both, or a callable that returns pairs"
+)
 LARGEST_ASSET = 64 << 20
 # Weights in any form, and what tells where they are: never copied beside weights of another version.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".msgpack", ".h5", ".onnx", ".index.json")
@@ -58,9 +61,10 @@ def publish(
     """Write `tensors` as root/within/name, by default step-<step>. Blocks; for asyncio it is for a thread.
 
     tensors: names as the model's own checkpoint has them (Hugging Face's), to tensors of torch or numpy, of any device
-        and stride; a dict, or pairs that are made one by one. Of a dict, names of the same memory (tied weights) are
-        written once, under the first of them, as named_parameters() gives them. Beside the tensor at hand
-        host.PIECE_BYTES of host memory are used, and all of a tensor of numpy whose elements do not follow each other.
+        and stride; a dict, a module of torch, pairs that are made one by one, or a callable that returns some. Of a
+        dict, names of the same memory (tied weights) are written once, under the first of them, as named_parameters()
+        gives them. Beside the tensor at hand host.PIECE_BYTES of host memory are used, and all of a tensor of numpy
+        whose elements do not follow each other.
     assets: a folder whose files that hold no weights (config.json, tokenizer) are copied. Engines of a fleet need none:
         they keep those of model.path.
     collective: making the pairs takes part in collectives: on a failure the rest of them is made all the same, so that
@@ -70,7 +74,8 @@ def publish(
     PublishError with file and cause (no space left, no permission), TensorError for names, dtypes and shapes that no
     engine would take, and what the pairs themselves raise.
     """
-    root, pairs = Path(root), iter(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    root, tensors = Path(root), _as_pairs(tensors)
+    pairs = iter(tensors.items() if isinstance(tensors, Mapping) else tensors)
     place = relative_path(within, name or f"step-{step}")
     publication = _Publication(
         root=root,
@@ -136,7 +141,7 @@ class _Publication:
         """Checked, one by one; without those whose memory was written under another name."""
         seen: set[str] = set()
         places: dict[Any, str] = {}
-        for name, tensor in pairs:
+        for name, tensor in map(_pair, pairs):
             _require_name(name, seen)
             seen.add(name)
             found = host_tensor(name, tensor)
@@ -207,6 +212,26 @@ class _Publication:
                 self.files.remove_tree(working)
         self.files.sync_folder(final.parent)
         return manifest
+
+
+def _as_pairs(given: Any) -> Mapping[str, Any] | Iterable[tuple[str, Any]]:
+    """A dict where all tensors exist at once. TensorError where none can come of it."""
+    if isinstance(given, Mapping):
+        return given
+    found = None
+    if not isinstance(given, str | bytes | type):
+        if callable(getattr(given, "named_parameters", None)):
+            return dict(given.named_parameters())
+        found = given() if callable(given) else given
+    if not isinstance(found, Iterable):
+        raise TensorError(f"a {type(given).__name__} gives no tensors: {TAKEN}")
+    return found
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TensorError(f"a {type(found).__name__} is no pair of name and tensor: {TAKEN}")
+    return found[0], found[1]
 
 
 def _require_name(name: object, seen: set[str]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
+from rollfleet_trainer.apiserver import IN_A_POD
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.errors import NotPossible
 from rollfleet_trainer.looks import Serving
@@ -68,6 +72,8 @@ class FleetRollouts:
             options = {"routed_experts": found.routed_experts} | options
             if not endpoints:
                 raise NotPossible("status.endpoint of the fleet is empty: no operator has looked at it; or give one")
+            if self._endpoints is None and "transport" not in options and IN_A_POD not in os.environ:
+                await _require_known(found.endpoint)
         self._rollouts = Rollouts(endpoints, model=model, **options)
         self._versions.listen(self._rollouts.note_version)
         return self._rollouts
@@ -79,6 +85,18 @@ class FleetRollouts:
             self._versions.forget(self._rollouts.note_version)
             await self._rollouts.aclose()
             self._rollouts = None
+
+
+async def _require_known(endpoint: str) -> None:
+    """NotPossible where this machine knows no such host: a Service's name is one within its cluster only."""
+    parts = urlsplit(endpoint)
+    try:
+        await asyncio.get_running_loop().getaddrinfo(parts.hostname, parts.port)
+    except socket.gaierror as error:
+        raise NotPossible(
+            f"status.endpoint of the fleet is {endpoint}, which is a name within its cluster, and this is no pod: "
+            f"{error}; give endpoints=, the way from here to the fleet's router or engines"
+        ) from error
 
 
 class BlockingRollouts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -55,7 +55,7 @@ class Store:
             relative_path(how["within"], how["name"] or f"step-{how['step']}")  # before the others begin to gather
             self._ranks.tell(Word.SEND)
             gathers = self._ranks.size > 1
-            tensors = _gathered(given) if gathers else _as_pairs(given)
+            tensors: Given | Tensors = _gathered(given) if gathers else given
             made = publish(place, tensors, collective=collective or gathers, progress=progress, **how)
             version = self._background.run(self._control.name_recovery(made.path, made.digest))
             if keep is not None:
@@ -103,16 +103,6 @@ def _below(root: Path, folder: Path) -> str:
     """A file of this folder, as retain takes paths; empty where it is elsewhere. It may hold checkpoints below."""
     found, place = folder.resolve(), root.resolve()
     return str(found.relative_to(place) / CONFIG) if found.is_relative_to(place) else ""
-
-
-def _as_pairs(given: Any) -> Tensors:
-    """What `update` takes, as publish takes it: a dict where all tensors exist at once."""
-    if isinstance(given, Mapping):
-        return given
-    if callable(getattr(given, "named_parameters", None)):
-        return dict(given.named_parameters())
-    pairs: Iterable[tuple[str, Any]] = given() if callable(given) else given
-    return pairs
 
 
 def _gathered(given: Any) -> Tensors:

@@ -113,7 +113,7 @@ def chosen_account(username: str, namespace: str, trainers: tuple[str, ...]) -> 
         return own
     if own == username and len(trainers) == 1:
         return trainers[0]
-    named = ", ".join(trainers) or "nobody"
+    named = ", ".join(trainers)
     raise NotPossible(
         f"{username or 'this caller'} is none of the fleet's spec.trainers ({named}): add it there, or say as whom to "
         "send by service_account"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 from rollfleet_trainer.errors import NotPossible
@@ -30,6 +31,8 @@ class Wish:
     spec: Mapping[str, Any] = field(default_factory=dict)  # further fields of spec, as the API has them
 
     def __post_init__(self) -> None:
+        if self.version is not None:
+            object.__setattr__(self, "version", _whole("version", self.version, "a whole number, or left out"))
         fixed = {"version", "source", "engineRef", "step", "recovery"} & set(self.spec)
         if fixed:
             raise NotPossible(f"spec must not set {', '.join(sorted(fixed))}: the arguments of update do")
@@ -38,6 +41,20 @@ class Wish:
             raise NotPossible(
                 f"probe has {tokens} tokens, probe_logprobs {values} values: one for each after the first"
             )
+
+
+def label(step: object) -> str:
+    """spec.step of what a trainer calls its step: a text, or a whole number of any library's."""
+    return str(step) if isinstance(step, str) else str(_whole("step", step, "a text or a whole number"))
+
+
+def _whole(what: str, value: object, wanted: str) -> int:
+    try:
+        if not isinstance(value, bool):
+            return index(value)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise NotPossible(f"{what} is {value!r:.80}: must be {wanted}")
 
 
 @dataclass(frozen=True)
@@ -125,6 +142,20 @@ def highest_version(engine: Manifest, charge: Manifest | None) -> int:
     """The highest number that was ever used, as far as the objects tell."""
     asked = 0 if charge is None else int(charge["spec"]["version"])
     return max(asked, int(_committed(engine).get("version") or 0))
+
+
+def trainers_of(engine: Manifest) -> tuple[str, ...]:
+    """ServiceAccounts that may send to the fleet. NotPossible where it takes no pushes at all."""
+    spec, place = engine["spec"], f"{engine['metadata']['namespace']}/{engine['metadata']['name']}"
+    trainers = tuple(str(each["serviceAccountName"]) for each in spec.get("trainers") or ())
+    backend = (spec.get("weightTransfer") or {}).get("backend")
+    lacking = [name for name, there in (("trainers", trainers), ("weightTransfer.backend", backend)) if not there]
+    if lacking:
+        told = " and ".join(f"spec.{name}" for name in lacking)
+        raise NotPossible(
+            f"{place} takes no pushes: its RolloutEngine has no {told}; docs/trainer.md says what is needed"
+        )
+    return trainers
 
 
 def require_account(charge: Manifest | None, account: str) -> None:

@@ -66,6 +66,22 @@ async def test_a_caller_that_is_cancelled_just_as_it_begins_leaves_nothing_begun
     assert driver.ends[1:] == ["a push: NoneType"]
 
 
+def test_a_plain_with_is_told_which_other_one_is_meant(trainer: RolloutFleet):
+    with pytest.raises(NotPossible, match=r"`with RolloutFleet\(\.\.\.\)\.blocking as fleet`"), trainer:
+        pass  # type: ignore[unreachable]
+
+
+@pytest.mark.parametrize("face", ["async", "blocking"])
+async def test_a_step_that_is_none_is_refused_before_anything_is_done(trainer: RolloutFleet, face: str):
+    one: Any = trainer if face == "async" else trainer.blocking
+    for call in (one.update, one.publish):
+        with pytest.raises(NotPossible, match="step is None"):
+            await call({}, step=None)
+    with pytest.raises(NotPossible, match="step is None"):
+        one.begin(step=None)
+    assert not driver_of(trainer).asked.is_set()
+
+
 def test_one_at_a_time_and_each_is_ended_once(trainer: RolloutFleet):
     driver_of(trainer).let.set()
     with pytest.raises(NotPossible, match="one at a time"), trainer.begin(), trainer.begin():

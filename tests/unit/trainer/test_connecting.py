@@ -12,8 +12,8 @@ import yaml
 from aiohttp import web
 from kubernetes.aio.config import incluster_config
 
-from rollfleet_trainer.apiserver import ApiServer
-from rollfleet_trainer.errors import ApiServerError, NotPossible
+from rollfleet_trainer.apiserver import ApiServer, refusal
+from rollfleet_trainer.errors import ApiServerError, DeniedError, NotPossible, UnauthorizedError
 from rollfleet_trainer.session import Resolver, environments_proxy
 from tests.support.certificates import write_certificate
 
@@ -137,8 +137,35 @@ async def test_elsewhere_it_is_the_kubeconfig_that_is_named(
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert (await reached(kubeconfig))[1] == "Bearer mine"
-    with pytest.raises(NotPossible, match=r"no way to the API server by kubeconfig .*nowhere"):
+    with pytest.raises(NotPossible, match=r"no way to the API server by kubeconfig .*nowhere: there is no such file$"):
         await ApiServer.connect(tmp_path / "nowhere")
+
+
+async def test_of_the_files_of_the_environment_one_must_be_there(
+    kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'nowhere'}:{kubeconfig}")
+    assert (await reached(None))[1] == "Bearer mine"
+    cure = r"there is no such file; this is no pod: give kubeconfig=, or set \$KUBECONFIG"
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    with pytest.raises(NotPossible, match=rf"by kubeconfig \$KUBECONFIG, .*nowhere: {cure}"):
+        await ApiServer.connect(None)
+    monkeypatch.delenv("KUBECONFIG")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(NotPossible, match=rf"by kubeconfig ~/\.kube/config: {cure}"):
+        await ApiServer.connect(None)
+
+
+def test_a_token_that_is_not_accepted_is_no_matter_of_rights():
+    told = refusal(401, b'{"kind": "Status", "message": "Unauthorized"}', "GET /x")
+    assert isinstance(told, UnauthorizedError)
+    assert str(told).startswith("GET /x: Unauthorized (HTTP 401). The API server does not accept this token")
+    assert "rights" not in str(told)
+    told = refusal(403, b'{"message": "grpo cannot get it"}', "GET /x")
+    assert type(told) is DeniedError
+    assert "docs/trainer.md lists the rights" in str(told)
 
 
 async def test_names_that_are_known_need_no_executor_any_more():

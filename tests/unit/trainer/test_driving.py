@@ -16,11 +16,18 @@ from rollfleet_trainer.apiserver import ApiServer
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.control import AGAIN_S
 from rollfleet_trainer.driving import Driver, Run
-from rollfleet_trainer.errors import ApiServerError, DeniedError, NotFoundError, NotPossible, UnreachableError
+from rollfleet_trainer.errors import (
+    ApiServerError,
+    DeniedError,
+    NotFoundError,
+    NotPossible,
+    UnauthorizedError,
+    UnreachableError,
+)
 from rollfleet_trainer.looks import Look, Standing
 from rollfleet_trainer.updates import Progress
 from rollfleet_trainer.versions import Wish
-from tests.support.memory_api import LEASE_PATH, POLICY_PATH, MemoryApi, fleet
+from tests.support.memory_api import ENGINE_PATH, LEASE_PATH, POLICY_PATH, MemoryApi, fleet
 
 
 @pytest.fixture
@@ -161,6 +168,44 @@ def test_an_update_that_cannot_be_followed_any_more_ends_and_offers_nothing(
     told = api.objects[LEASE_PATH]["metadata"]["annotations"]
     assert list(told) == [MESSAGE_ANNOTATION]
     assert words in told[MESSAGE_ANNOTATION]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (DeniedError("grpo cannot get qwen"), "^grpo cannot get qwen; or there is no fleet rl/qwen$"),
+        (UnauthorizedError("who is it?"), r"^who is it\?$"),
+        (NotFoundError("HTTP 404"), "^there is no fleet rl/qwen: HTTP 404$"),
+    ],
+)
+def test_a_fleet_s_name_that_may_be_wrong_is_told(driver: Driver, api: MemoryApi, error: ApiServerError, words: str):
+    """A Role of one fleet's name refuses all others, whether they are there or not."""
+    api.failing = refusing("GET", ENGINE_PATH, error)
+    for call in (driver.spec, driver.serves):
+        with pytest.raises(type(error), match=words):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"weightTransfer": None}, r"has no spec\.weightTransfer\.backend;"),
+        ({"trainers": []}, r"has no spec\.trainers;"),
+        ({"trainers": None, "weightTransfer": None}, r"has no spec\.trainers and spec\.weightTransfer\.backend;"),
+    ],
+)
+def test_a_fleet_that_takes_no_pushes_is_told_with_all_that_it_lacks(
+    driver: Driver, api: MemoryApi, spec: dict[str, Any], words: str
+):
+    api.change(ENGINE_PATH, {"spec": spec})
+    with pytest.raises(NotPossible, match=f"rl/qwen takes no pushes: its RolloutEngine {words} docs/trainer.md says"):
+        driver._ask(Wish(), None)
+
+
+def test_an_account_that_is_none_of_the_trainers_is_told_with_those(driver: Driver, api: MemoryApi):
+    driver.control._service_account = "ppo"
+    with pytest.raises(NotPossible, match=r"'ppo' is none of spec\.trainers \(grpo\)"):
+        driver._ask(Wish(), None)
 
 
 def test_after_a_failure_nothing_of_the_way_to_the_engines_is_used_again(driver: Driver, api: MemoryApi):

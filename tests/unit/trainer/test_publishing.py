@@ -378,3 +378,19 @@ def test_a_folder_that_cannot_be_written_to_is_told(root: Path, weights: Arrays)
 
     with pytest.raises(PublishError, match=r"/checkpoints/x: Permission denied"):
         publish(root, weights, step=1, files=CountedFiles(1, refused))
+
+
+def test_a_module_and_a_callable_are_taken_as_update_takes_them(root: Path, weights: Arrays) -> None:
+    class Module:
+        def named_parameters(self) -> Iterator[tuple[str, Any]]:
+            return iter(weights.items())
+
+    digests = {publish(root, each, step=7).digest for each in (weights, Module(), lambda: iter(weights.items()))}  # type: ignore[arg-type]
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("tensors", [5, "step-7", Path, None, lambda: None, [np.ones(2)], ["wx"]])
+def test_what_gives_no_tensors_is_told_with_what_is_taken(root: Path, tensors: Any) -> None:
+    with pytest.raises(TensorError, match="publish takes a mapping of names to tensors, a module of torch, pairs"):
+        publish(root, tensors, step=7)
+    assert not root.exists() or not any(root.iterdir())

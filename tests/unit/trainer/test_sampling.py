@@ -92,6 +92,28 @@ def test_the_blocking_face_samples_in_as_many_threads_as_there_are(trainer: Roll
         r.complete("a", 1)
 
 
+@pytest.mark.parametrize("pod", [False, True])
+async def test_a_service_s_name_is_no_way_from_outside_of_its_cluster(
+    trainer: RolloutFleet, api: MemoryApi, pod: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A sample would wait for hold_s, and then tell of a name only. In a pod a name may be known a moment later."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    if pod:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    api.change(ENGINE_PATH, {"status": {"endpoint": "http://qwen.rl.svc.invalid:8000"}})
+    entering = trainer.rollouts()
+    if pod:
+        async with entering:
+            return
+    with pytest.raises(NotPossible, match=r"http://qwen\.rl\.svc\.invalid:8000, which is a name within .* endpoints="):
+        await entering.__aenter__()
+    async with trainer.rollouts("http://127.0.0.1:8000"):
+        pass
+    api.change(ENGINE_PATH, {"status": {"endpoint": "http://127.0.0.1:8000"}})
+    async with trainer.rollouts():
+        pass
+
+
 async def test_where_nobody_has_said_an_endpoint_it_must_be_given(trainer: RolloutFleet, api: MemoryApi):
     api.change(ENGINE_PATH, {"status": {"endpoint": None}})
     with pytest.raises(NotPossible, match=r"status\.endpoint of the fleet is empty"):

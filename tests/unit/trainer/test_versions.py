@@ -3,10 +3,11 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollfleet_trainer.errors import NotPossible
-from rollfleet_trainer.versions import Wish, in_charge, is_under_way, logprob, plan
+from rollfleet_trainer.versions import Wish, in_charge, is_under_way, label, logprob, plan
 
 
 def engine(committed: int | None = 0, uid: str | None = None) -> dict[str, Any]:
@@ -149,6 +150,24 @@ def test_further_fields_go_along_but_not_those_that_arguments_set():
     assert body["spec"]["pause"] == {"mode": "abort", "drainTimeoutSeconds": 9}
     with pytest.raises(NotPossible, match="source, version"):
         Wish(spec={"version": 3, "source": {}})
+
+
+@pytest.mark.parametrize("version", ["77", 7.0, True])
+def test_a_version_is_a_whole_number(version: Any):
+    with pytest.raises(NotPossible, match=f"version is {version!r}: must be a whole number, or left out"):
+        Wish(version=version)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    wish = Wish(version=np.int64(7))  # type: ignore[arg-type]
+    assert type(wish.version) is int
+    assert (wish.version, label(np.int32(30)), label("epoch 3"), label("")) == (7, "30", "epoch 3", "")
+
+
+@pytest.mark.parametrize("step", [None, 1.5, True, b"3"])
+def test_a_step_is_a_text_or_a_whole_number(step: object):
+    with pytest.raises(NotPossible, match=f"step is {step!r}: must be a text or a whole number"):
+        label(step)
 
 
 def test_a_fleet_that_is_being_deleted_is_asked_for_nothing():
