@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -38,8 +39,8 @@ def weights(checkpoint: Path, device: str) -> dict[str, torch.Tensor]:
 
 def device(arguments: argparse.Namespace) -> str:
     """Where the step's result lies."""
-    accelerator = torch.accelerator.current_accelerator()
-    return "cpu" if arguments.host or accelerator is None else str(accelerator)
+    there = torch.accelerator.is_available()  # torch may have been built for one that this machine lacks
+    return str(torch.accelerator.current_accelerator()) if there and not arguments.host else "cpu"
 
 
 def push(fleet: RolloutFleet, arguments: argparse.Namespace) -> Update:
@@ -98,8 +99,15 @@ def told(update: Update | None) -> dict[str, Any]:
     return {"version": update.version, "digest": update.digest, "pausedSeconds": update.paused_s}
 
 
+def heed_signals() -> None:
+    """SIGTERM as Ctrl-C, which gives the Lease back: the kernel gives a container's first process no other one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """A line of JSON for what was pushed; or why not, and 1."""
+    """A line of JSON for what was pushed; or why not, and 1; or 130 where it was interrupted."""
+    heed_signals()
     arguments = parse(argv)
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     try:
@@ -114,6 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrainerError, ValueError, OSError, ImportError) as error:
         print(f"push: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("push: interrupted; the fleet's sender Lease is given back", file=sys.stderr)
+        return 128 + signal.SIGINT
     print(json.dumps(told(update)), flush=True)
     return 0
 

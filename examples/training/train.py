@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,6 +213,8 @@ def report(line: Mapping[str, Any]) -> None:
 
 async def train(arguments: argparse.Namespace, plan: Plan) -> None:
     """With a fleet, and a client for its samples."""
+    if not plan.model.is_dir():  # transformers would look for a repository of that name
+        raise ValueError(f"--model {plan.model}: there is no such folder")
     torch.manual_seed(plan.seed)
     model = AutoModelForCausalLM.from_pretrained(plan.model, dtype=torch.float32)
     options = {"kubeconfig": arguments.kubeconfig, "service_account": arguments.service_account}
@@ -224,8 +227,15 @@ async def train(arguments: argparse.Namespace, plan: Plan) -> None:
         report({"result": await Loop(fleet, rollouts, Policy(model, plan), plan).run()})
 
 
+def heed_signals() -> None:
+    """SIGTERM as Ctrl-C, which gives the Lease back: the kernel gives a container's first process no other one."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 1 with why not."""
+    """0; 1 with why not; 130 where it was interrupted."""
+    heed_signals()
     parser = argparse.ArgumentParser(description="train a policy on a fleet of rollout engines")
     parser.add_argument("--fleet", required=True, help="namespace/name of the RolloutEngine")
     parser.add_argument("--endpoint", action="append", help="of the fleet's router or engines, else status.endpoint")
@@ -244,6 +254,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TrainerError, RolloutError, ValueError, OSError) as error:
         print(f"train: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("train: interrupted; the fleet's sender Lease is given back", file=sys.stderr)
+        return 128 + signal.SIGINT
     return 0
 
 

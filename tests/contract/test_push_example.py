@@ -147,3 +147,21 @@ def test_what_is_wrong_is_a_line_on_the_error_stream_and_the_end(tmp_path: Path)
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"push: ValueError: {tmp_path} has no *.safetensors"
+
+
+BUILT_FOR_ANOTHER = """
+import torch
+torch.accelerator.current_accelerator = lambda *_: torch.device("cuda")  # by its build; is_available looks for a driver
+from examples.push.trainer import device, parse
+print(device(parse(["--fleet", "rl/qwen", "--checkpoint", "step-1"])))
+"""
+
+
+def test_a_torch_that_was_built_for_an_accelerator_runs_where_there_is_none() -> None:
+    venv = vllm_venv.venv_path()
+    if not vllm_venv.is_complete(venv):
+        pytest.skip(f"no torch: `make vllm-venv` makes {venv}")
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}"}
+    command = [str(venv / "bin" / "python"), "-c", BUILT_FOR_ANOTHER]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "cpu", done.stderr

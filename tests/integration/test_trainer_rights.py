@@ -136,7 +136,7 @@ async def test_a_trainer_that_died_is_followed_once_its_lease_has_run_out(place:
 async def test_a_right_that_is_withdrawn_ends_the_hold_with_the_api_server_s_words(place: Place) -> None:
     one = await place.keeper("a")
     await one.take(0)
-    await kubectl("delete", "rolebinding", "grpo-trainer", "-n", place.namespace)
+    await kubectl("delete", "rolebinding", "qwen-trainer", "-n", place.namespace)
     with pytest.raises(SenderLost, match="forbidden"):
         await offer_again_and_again(one)
     assert not one.holds()

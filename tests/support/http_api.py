@@ -14,6 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
+from rollfleet_protocol.senders import OFFERS_ANNOTATION
 from rollfleet_trainer.errors import ApiServerError, ConflictError, DeniedError, NotFoundError
 from tests.support.memory_api import LEASE_PATH, MemoryApi
 from tests.support.ports import free_port
@@ -27,6 +28,7 @@ class HttpApi:
     def __init__(self, api: MemoryApi) -> None:
         self.api = api
         self.port = free_port()
+        self._offered = threading.Event()
 
     def kubeconfig(self, path: Path) -> Path:
         """One that leads here."""
@@ -52,6 +54,10 @@ class HttpApi:
         found: dict[str, str] = self.api.objects[LEASE_PATH]["metadata"].get("annotations") or {}
         return found
 
+    def wait_offered(self, timeout_s: float) -> bool:
+        """Until a trainer offers a version; False where none has by then."""
+        return self._offered.wait(timeout_s)
+
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """By the method of the same name."""
         path = request.path
@@ -63,6 +69,8 @@ class HttpApi:
             else:
                 call = self.api.create if request.method == "POST" else self.api.patch
                 found = await call(path, await request.json())
+                if OFFERS_ANNOTATION in self.annotations:
+                    self._offered.set()
         except ApiServerError as error:
             status = {"kind": "Status", "message": str(error)}
             return _last(web.json_response(status, status=CODES.get(type(error), 500)))

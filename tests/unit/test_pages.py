@@ -15,7 +15,7 @@ from rollfleet_operator.api.crd import KINDS, build_schema
 from rollfleet_operator.api.rolloutengine import RolloutEngine
 from rollfleet_operator.core.objects.pod import engine_config
 from tests.support.builders import make_settings
-from tests.support.pages import ALL_PAGES, PAGES, ROOT, anchors, name_of, prose, recipes
+from tests.support.pages import ALL_PAGES, PAGES, ROOT, anchors, name_of, objects, prose, recipes
 from tests.support.schemas import Schema
 from tests.unit.launch.conftest import NEW_ASCEND, OLD_ASCEND, build_facts, on_npu
 
@@ -127,3 +127,18 @@ def test_what_launch_md_shows_is_planned_on_npus(document: dict[str, Any], relea
         assert "--tool-call-parser" in found.argv
     if flags.get("enableBatchInvariant"):
         assert found.env["VLLM_BATCH_INVARIANT"] == "1"
+
+
+def test_examples_do_not_overwrite_each_other_s_objects() -> None:
+    """In one namespace: a Role of the same name would take the rights of the one before. Fleets are one's choice."""
+    seen: dict[tuple[str, str], tuple[str, Any]] = {}
+    for where, document in objects():
+        kind, name = document["kind"], document["metadata"]["name"]
+        if kind in ("RolloutEngine", "WeightVersion"):
+            continue
+        content = {key: value for key, value in document.items() if key != "metadata"}
+        for subject in content.get("subjects", ()):
+            subject.pop("namespace", None)  # a page writes out what a file leaves to `kubectl apply -n`
+        first, before = seen.setdefault((kind, name), (where, content))
+        assert content == before, f"{kind} {name} of {where} is another one in {first}"
+    assert {"Role", "RoleBinding", "Job"} <= {kind for kind, _ in seen}
