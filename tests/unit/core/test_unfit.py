@@ -3,6 +3,11 @@
 import pytest
 
 from rollfleet_operator.api.weightversion import Probe, VerifySpec
+from rollfleet_operator.core.fitness import never
+from rollfleet_operator.core.moves import Update
+from rollfleet_operator.core.record import Record
+from rollfleet_operator.core.work import Work
+from rollfleet_operator.core.world import build_world
 from rollfleet_protocol.state import EngineState
 from tests.support.simulated_pushes import make_world as make_pushed
 from tests.support.simulated_pushes import push
@@ -74,3 +79,34 @@ def test_engines_that_are_being_replaced_by_another_image_are_waited_for(version
     bump(world, version)
     assert world.run(120, lambda: world.ended(version) and world.all_serve(version))
     assert condition(world, "Active")[:2] == ("True", "Active")
+
+
+def is_hopeless(world: World) -> bool:
+    observed = world.observe()
+    (weight_version,) = observed.weight_versions
+    update = Update(build_world(observed), Record.of(observed.fleet), weight_version, Work(world.now))
+    return never(update) is not None
+
+
+def test_nothing_is_hopeless_before_the_first_pod_of_another_image_is_made() -> None:
+    world = make_world()
+    for ordinal in range(3):
+        lack(world, ordinal, "source/Checkpoint")
+    bump(world, 1)
+    world.run(0.3)
+    assert is_hopeless(world)
+    spec = world.fleet.spec.model_copy(update={"image": "registry.example/engine:2"})
+    world.fleet = world.fleet.model_copy(update={"spec": spec})
+    assert not is_hopeless(world)
+
+
+def test_nor_while_an_engine_is_about_to_come_up() -> None:
+    world = make_world()
+    for ordinal in range(3):
+        lack(world, ordinal, "source/Checkpoint")
+    bump(world, 1)
+    world.run(0.3)
+    assert is_hopeless(world)
+    world.crash(world.uid_of(1))
+    world.run(0.3)
+    assert not is_hopeless(world)
