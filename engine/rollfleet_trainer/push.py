@@ -113,6 +113,7 @@ class Push:
         group: str,
         may_send: Callable[[], None],
         cut: Callable[[], None] | None = None,
+        address: Callable[[], str] | None = None,
     ) -> None:
         self.version = version
         self.group = group  # changes with every process that takes part
@@ -122,6 +123,7 @@ class Push:
         self.finished = False  # at all engines
         self.sent_bytes = 0
         self._may_send = may_send
+        self._address = address
         self._digest: str | None = None
         self.digest = ""  # that finish_weight_update told
         self.doors = tuple(
@@ -149,8 +151,15 @@ class Push:
         return group_size(self.doors)
 
     @property
+    def address(self) -> str:
+        """This process's, as engines reach it, for a sender that they connect to: see RolloutFleet's `address`."""
+        if self._address is None:
+            raise NotPossible("this push knows no address of its own: give the sender one")
+        return self._address()
+
+    @property
     def as_target(self) -> Target:
-        """All engines as one, for a sender of this package: `IpcSender([u.as_target], group=u.group, ranks=...)`."""
+        """All engines as one, for a sender of this package: `GlooSender([u.as_target], u.address, group=u.group)`."""
         return Target(self, 1, self.world_size - 1)
 
     def check(self) -> None:

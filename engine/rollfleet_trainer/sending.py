@@ -91,7 +91,10 @@ class Line:
 
     def begin(self, version: int, may_send: Callable[[], None]) -> Push:
         """A push over this line."""
-        return Push(version, self._seats, self._doors, self.group, may_send, self._cut)
+        return Push(version, self._seats, self._doors, self.group, may_send, self._cut, self._own_address)
+
+    def _own_address(self) -> str:
+        return self._address or own_address(self._seats)
 
     def _cut(self) -> None:
         for guard in self._guards:
@@ -124,7 +127,7 @@ class Line:
         if backend in ("gloo", "hccl"):
             options["timeout_s"] = min(COLLECTIVE_S, self._fleet.transfer_s / 2)
         if backend == "gloo":
-            options["address"] = self._address or own_address(self._seats)
+            options["address"] = self._own_address()
         try:
             module = importlib.import_module(f"rollfleet_trainer.{backend}")
         except ImportError as error:

@@ -13,8 +13,10 @@ from typing import Any
 
 from examples.push import trainer as example
 from rollfleet_trainer import Update
-from tests.contract.sdk_process import Trainer
+from tests.contract.page_process import PAGE, Policy, execute
+from tests.contract.sdk_process import Trainer, tensors_of
 from tests.support.memory_api import POLICY_PATH
+from tests.support.pages import blocks
 
 SECOND_NPU = "0"
 
@@ -28,6 +30,20 @@ class Example(Trainer):
         argv += ["--checkpoints", order["volume"]] if "volume" in order else []
         arguments = example.parse(argv)
         self._start(lambda: self._pushed(arguments, several="ranks" in order))
+        return self._offered()
+
+    def page(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """docs/trainer.md's lines for who sends by this backend's sender; answers once the version is offered."""
+        [block] = [each for each in blocks(PAGE, "python") if order["sender"] in each and "send_weights" not in each]
+        names = {"fleet": self.fleet, "policy": Policy(tensors_of(order)), "step": order["step"], "log": print}
+
+        def sent() -> Update:
+            execute(block, names)
+            update = names["begun"].update
+            assert isinstance(update, Update)
+            return update
+
+        self._start(sent)
         return self._offered()
 
     def spec(self, _: Mapping[str, Any]) -> dict[str, Any]:

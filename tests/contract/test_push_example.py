@@ -83,9 +83,9 @@ class ExampleScene(Scene):
             push |= {"rankOffset": 1 + place, "worldSize": 1 + len(self.operators), "holder": self.holder}
             operator.do("transfer", self.epoch, version=number, push=push, deadlineSeconds=STEP_TIMEOUT_S)
 
-    def begin(self, version: int, **options: Any) -> int:
+    def begin(self, version: int, what: str = "update", **options: Any) -> int:
         """The script asks for a version, whose weights are this checkpoint's; its number."""
-        told = self.do("update", checkpoint=str(self.models.folder(version)), step=f"{version}00", **options)
+        told = self.do(what, checkpoint=str(self.models.folder(version)), step=f"{version}00", **options)
         self.holder = told["holder"]
         return int(told["version"])
 
@@ -121,6 +121,17 @@ def test_the_script_brings_versions_to_every_engine_and_stores_a_copy(scene: Exa
         assert scene.do("spec")["recovery"] == {"checkpoint": {"path": f"step-{version}00"}}
         serves(scene, number, version)
     assert [each.digest for each in published(tmp_path)] == [scene.models.digest(version) for version in (1, 2)]
+
+
+@pytest.mark.parametrize(("backend", "sender"), [("gloo", "GlooSender"), ("shm", "ShmSender")], indirect=["backend"])
+def test_the_page_s_lines_for_who_sends_by_a_sender_of_ours(scene: ExampleScene, sender: str) -> None:
+    """As docs/trainer.md shows them."""
+    for version in (1, 2):
+        number = scene.begin(version, "page", sender=sender)
+        scene.succeed(number, version)
+        update = scene.do("result")["update"]
+        assert (update["digest"], update["digest_source"]) == (scene.models.digest(version), "Trainer")
+        serves(scene, number, version)
 
 
 @pytest.mark.parametrize("backend", ["ipc"], indirect=True)

@@ -41,7 +41,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "r.complete": Rollouts.complete,
     "r.note_version": Rollouts.note_version,
 }
-NEEDS_TORCH = ("rollfleet_trainer.hccl",)
+NEEDS_TORCH = tuple(f"rollfleet_trainer.{name}" for name in ("gloo", "shm", "hccl"))
 BLOCKS = [
     pytest.param(text, id=f"{name_of(page)} {place}")
     for page in PAGES
