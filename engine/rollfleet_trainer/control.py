@@ -36,7 +36,16 @@ from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Serving, Standing, judge
 from rollfleet_trainer.sending import Fleet
 from rollfleet_trainer.tokens import Tokens, account_of_caller
-from rollfleet_trainer.versions import Plan, Wish, in_charge, own_name, plan, require_account, trainers_of
+from rollfleet_trainer.versions import (
+    Plan,
+    Wish,
+    in_charge,
+    own_name,
+    plan,
+    require_account,
+    require_pushes,
+    trainers_of,
+)
 
 logger = logging.getLogger("rollfleet.trainer")
 
@@ -91,6 +100,7 @@ class Control:
         """Take the Lease, ask for the version, and offer it."""
         self._stopped = None  # what ends this update while it waits for the Lease holds
         api = await self._connected()
+        require_pushes(self._engine)
         keeper = self._keeper
         if not self._may_follow:
             await self._require_rights(api)

@@ -148,6 +148,8 @@ class Line:
 
 def require_sender(backend: str, ranks: int = 1) -> None:
     """NotPossible where `update` cannot send by this backend. `ranks`: of the trainer."""
+    if not backend:
+        raise NotPossible("the fleet's RolloutEngine has no spec.weightTransfer.backend, so it takes no pushes")
     told = f"spec.weightTransfer.backend is {backend!r}"
     if backend not in SENDERS:
         raise NotPossible(

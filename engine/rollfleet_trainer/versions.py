@@ -145,17 +145,25 @@ def highest_version(engine: Manifest, charge: Manifest | None) -> int:
 
 
 def trainers_of(engine: Manifest) -> tuple[str, ...]:
-    """ServiceAccounts that may send to the fleet. NotPossible where it takes no pushes at all."""
-    spec, place = engine["spec"], f"{engine['metadata']['namespace']}/{engine['metadata']['name']}"
-    trainers = tuple(str(each["serviceAccountName"]) for each in spec.get("trainers") or ())
-    backend = (spec.get("weightTransfer") or {}).get("backend")
-    lacking = [name for name, there in (("trainers", trainers), ("weightTransfer.backend", backend)) if not there]
-    if lacking:
-        told = " and ".join(f"spec.{name}" for name in lacking)
-        raise NotPossible(
-            f"{place} takes no pushes: its RolloutEngine has no {told}; docs/trainer.md says what is needed"
-        )
+    """ServiceAccounts that may send to the fleet. NotPossible where there is none."""
+    trainers = tuple(str(each["serviceAccountName"]) for each in engine["spec"].get("trainers") or ())
+    if not trainers:
+        require_pushes(engine)
     return trainers
+
+
+def require_pushes(engine: Manifest) -> None:
+    """NotPossible where the fleet's spec lacks what every push needs, with all that it lacks."""
+    spec, place = engine["spec"], f"{engine['metadata']['namespace']}/{engine['metadata']['name']}"
+    there = {
+        "trainers": spec.get("trainers"),
+        "weightTransfer.backend": (spec.get("weightTransfer") or {}).get("backend"),
+    }
+    lacking = " and ".join(f"spec.{name}" for name, value in there.items() if not value)
+    if lacking:
+        raise NotPossible(
+            f"{place} takes no pushes: its RolloutEngine has no {lacking}; docs/trainer.md says what is needed"
+        )
 
 
 def require_account(charge: Manifest | None, account: str) -> None:

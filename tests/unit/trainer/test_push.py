@@ -231,5 +231,7 @@ def test_what_update_cannot_send_by_is_told_before_anything_pauses():
     require_sender("ipc")
     with pytest.raises(NotPossible, match=r"'ipc': each rank .*ipc\.IpcPeer"):
         require_sender("ipc", ranks=2)
-    with pytest.raises(NotPossible, match="backend is '', and update sends by gloo, hccl, ipc, shm only"):
+    with pytest.raises(NotPossible, match="backend is 'nccl', and update sends by gloo, hccl, ipc, shm only"):
+        require_sender("nccl")
+    with pytest.raises(NotPossible, match=r"has no spec\.weightTransfer\.backend, so it takes no pushes"):
         require_sender("")
