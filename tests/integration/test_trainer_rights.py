@@ -19,7 +19,14 @@ from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.senders import OFFERS_ANNOTATION
 from rollfleet_trainer.apiserver import API, LEASES_API, ApiServer, path_of
 from rollfleet_trainer.background import Background
-from rollfleet_trainer.errors import AnotherSender, ConflictError, DeniedError, NotFoundError, SenderLost
+from rollfleet_trainer.errors import (
+    AnotherSender,
+    ApiServerError,
+    ConflictError,
+    DeniedError,
+    NotFoundError,
+    SenderLost,
+)
 from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.tokens import Tokens, account_of_caller
 
@@ -166,6 +173,20 @@ async def test_tokens_are_of_the_account_and_for_one_engine(place: Place) -> Non
             await Tokens(api, background, (place.namespace, "ppo"))._minted(audience)
     finally:
         background.close()
+
+
+async def test_a_misspelt_field_is_refused_by_its_name(place: Place) -> None:
+    api = await place.trainer()
+    versions = path_of(API, place.namespace, "weightversions")
+    spec = {"engineRef": {"name": FLEET}, "version": 1, "source": {"type": "Trainer", "trainer": {}}}
+    policy = {"apiVersion": "rollfleet.io/v1alpha1", "kind": "WeightVersion", "metadata": {"name": "qwen-policy"}}
+    with pytest.raises(ApiServerError, match=r'strict decoding error: unknown field "spec.verfy" .*docs/api.md'):
+        await api.create(versions, {**policy, "spec": {**spec, "verfy": {}}})
+    await api.create(versions, {**policy, "spec": spec})
+    with pytest.raises(
+        ApiServerError, match=r'weightversions/qwen-policy: strict .* field "spec.deadlines.transferSecs"'
+    ):
+        await api.patch(f"{versions}/qwen-policy", {"spec": {"deadlines": {"transferSecs": 1}}})
 
 
 async def test_an_object_is_followed_from_what_was_read_to_its_end(place: Place) -> None:
