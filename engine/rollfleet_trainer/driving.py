@@ -320,4 +320,4 @@ class Driver:
 
 
 def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

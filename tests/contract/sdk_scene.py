@@ -84,9 +84,10 @@ class Process:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def close(self) -> None:
-        """It ends with its input."""
+    def close(self) -> int:
+        """It ends with its input: by which code."""
         self._process.communicate(timeout=60)
+        return int(self._process.returncode)
 
 
 class Scene:

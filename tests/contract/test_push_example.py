@@ -134,6 +134,21 @@ def test_the_page_s_lines_for_who_sends_by_a_sender_of_ours(scene: ExampleScene,
         serves(scene, number, version)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "shm"], indirect=True)
+def test_a_trainer_with_a_group_ends_well_without_close(
+    backend: str, engines: list[EngineProcess], site: Site, simulated: SimulatedModels
+) -> None:
+    """tests/process/test_ended_trainers.py has the Lease; here group and connections are let go of."""
+    process = Process("tests.contract.push_example_process", *stand_in())
+    one = ExampleScene(backend, process, engines, site, simulated)
+    one.open()
+    one.succeed(one.begin(1), 1)
+    assert one.do("result")["update"]["digest"] == simulated.digest(1)
+    assert process.close() == 0
+    for operator in one.operators:
+        operator.close_client()
+
+
 @pytest.mark.parametrize("backend", ["ipc"], indirect=True)
 def test_a_trainer_of_several_ranks_has_one_on_each_npu(scene: ExampleScene) -> None:
     """As torchrun starts them. The engines' workers are on the second one's NPU here, which speaks to nobody."""

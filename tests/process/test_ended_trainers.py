@@ -14,7 +14,7 @@ from tests.support.http_api import HttpApi, served
 from tests.support.memory_api import POLICY_PATH, conditions, fleet
 from tests.support.pages import ROOT
 
-END_S = 15.0  # a process that has nothing to do any more
+END_S = 60.0  # a process that has nothing to do any more, on a busy machine
 STEPS = {"Accepted": True, "Quiesced": False, "Transferred": False, "Verified": False}
 Start = Callable[[str], "Trainer"]
 
@@ -84,13 +84,15 @@ def test_a_process_that_ends_gives_its_lease_back(start: Start, way: str, code: 
     assert trainer.ended() == (code, "")
 
 
-@pytest.mark.parametrize(("way", "why"), [("async", "SenderLost: the caller"), ("blocking", "KeyboardInterrupt")])
+@pytest.mark.parametrize(
+    ("way", "why"), [("async", "SenderLost: the caller of update was cancelled"), ("blocking", "KeyboardInterrupt")]
+)
 def test_who_is_interrupted_gives_it_back_and_says_why(start: Start, way: str, why: str) -> None:
     trainer = start(way)
     trainer.interrupt()
     code, errors = trainer.ended()
     assert (code, errors.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
-    assert trainer.api.annotations[MESSAGE_ANNOTATION].startswith(why)
+    assert trainer.api.annotations[MESSAGE_ANNOTATION] == why
     assert OFFERS_ANNOTATION not in trainer.api.annotations
 
 
