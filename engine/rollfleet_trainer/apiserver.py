@@ -170,7 +170,7 @@ def _existing(kubeconfig: str | Path | None) -> str:
     """The file, or files as $KUBECONFIG lists them, to read. NotPossible where there is none."""
     variable = os.environ.get("KUBECONFIG", "")
     named = variable or str(Path("~/.kube/config")) if kubeconfig is None else str(kubeconfig)
-    if not any(Path(each).expanduser().is_file() for each in named.split(os.pathsep) if each):
+    if not any(Path(each).expanduser().exists() for each in named.split(os.pathsep) if each):
         cure = "; this is no pod: give kubeconfig=, or set $KUBECONFIG" if kubeconfig is None else ""
         source = f"$KUBECONFIG, {named}" if kubeconfig is None and variable else named
         raise NotPossible(f"no way to the API server by kubeconfig {source}: there is no such file{cure}")

@@ -79,12 +79,20 @@ class Worker(Executor):
     """Runs calls one after the other. A daemon: a process that ends does not wait for it, as it does for a pool's."""
 
     def __init__(self, name: str) -> None:
+        self._name = name
+        self._ended = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """In its turn."""
+        """In its turn. Raises RuntimeError after `shutdown`."""
+        if os.getpid() != self._pid:
+            self._begin()  # a child has none of its parent's threads, and perhaps a lock that one of them held
         future: Future[T] = Future()
 
         def call() -> None:
@@ -97,13 +105,23 @@ class Worker(Executor):
             else:
                 future.set_result(result)
 
-        self._calls.put(call)
+        with self._lock:
+            if self._ended:
+                raise RuntimeError("what sends was closed")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._calls.put(call)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """After what was given so far."""
-        self._calls.put(None)
-        if wait:
+        if os.getpid() != self._pid:
+            self._begin()
+        with self._lock:
+            self._ended = True
+            self._calls.put(None)
+        if wait and self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:

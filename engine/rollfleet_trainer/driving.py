@@ -114,12 +114,13 @@ class Driver:
 
     def _ended(self, weights: Weights, wish: Wish, on_progress: OnProgress | None) -> Update:
         with self._ending():
-            forms = weights.require_sendable(alone=self._ranks.size == 1)
+            alone = self._ranks.size == 1
+            forms = weights.require_sendable(alone=alone)
             self._taken.require_alike(forms)
             require_sender((self.spec().get("weightTransfer") or {}).get("backend") or "", self._ranks.size)
             run = self._ask(wish, on_progress)
             if on_progress is not None:
-                run.nbytes = weights.nbytes() or self._nbytes
+                run.nbytes = weights.nbytes(alone=alone) or self._nbytes
             update = self._update(weights, run)
             self._taken.note(update.version, forms)
             return update

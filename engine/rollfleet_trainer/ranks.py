@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from rollfleet_trainer.errors import TrainerError
+from rollfleet_trainer.errors import NotPossible, TrainerError
 
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import Weights
@@ -91,14 +91,20 @@ def lead(ranks: Ranks, act: Callable[[], T]) -> T:
 
 def follow(ranks: Ranks, weights: Weights, asked: Callable[[int], None]) -> Any:
     """An update or a publication on all ranks but 0: its end is theirs. `asked` is told of the version."""
+    refused: NotPossible | None = None  # of a tensor that rank 0 refuses as well, and then says so
     while True:
         word, what = ranks.hear()
         if word is Word.WAIT and what is not None:
             asked(what)
         elif word is Word.SEND:
-            for _ in weights.go_through():
-                pass  # gathered for rank 0
+            try:
+                for _ in weights.go_through():
+                    pass  # gathered for rank 0
+            except NotPossible as error:
+                refused = error
         elif word is Word.DONE:
+            if refused is not None:
+                raise refused
             return what
         elif word is Word.FAILED:
             raise what

@@ -75,15 +75,18 @@ def without_tied(given: Mapping[str, torch.Tensor]) -> Iterator[Pair]:
         yield name, tensor
 
 
-def described(given: Given) -> list[Any] | None:
-    """Name, dtype and full shape of every tensor, without gathering one; None where only a pass would tell."""
+def described(given: Given, *, alone: bool = True) -> list[Any] | None:
+    """Name, dtype and full shape of every tensor, without gathering one; None where only a pass would tell.
+
+    alone: no other rank gathers with us. Else a WeightSource is not asked: to tell its metadata it may have to gather.
+    """
     if isinstance(given, torch.nn.Module):
         pairs: Iterable[Pair] = given.named_parameters()
     elif isinstance(given, Mapping):
         pairs = without_tied(given)
     elif isinstance(given, list | tuple):
         pairs = given
-    elif callable(metadata := getattr(given, "metadata", None)):
+    elif alone and callable(metadata := getattr(given, "metadata", None)):
         return list(metadata())
     else:
         return None
@@ -115,7 +118,7 @@ class Weights:
         given = self._given
         require_kind(given)
         lazy = isinstance(given, Mapping) and not isinstance(given, dict)  # it may make its tensors
-        if not lazy and (found := described(given)) is not None:
+        if not lazy and (found := described(given, alone=alone)) is not None:
             require_described(found)
             return {each.name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in found}
         if isinstance(given, Mapping) and not given:
@@ -133,9 +136,9 @@ class Weights:
         require_form(name, tensor.dtype, tensor.shape)
         self._begun = chain((first,), pairs)
 
-    def nbytes(self) -> int:
-        """Of all of them, or 0 where only a pass would tell."""
-        return sum(math.prod(each.shape) * each.dtype.itemsize for each in described(self._given) or ())
+    def nbytes(self, *, alone: bool) -> int:
+        """Of all of them, or 0 where only a pass would tell. `alone` as for require_sendable."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in described(self._given, alone=alone) or ())
 
     def require_another_pass(self) -> None:
         """NotPossible where there can be none."""

@@ -34,7 +34,7 @@ class Store:
         self._control = control
         self._ranks = ranks
         self._root = root
-        self._assets: set[Path] = set()  # folders that the caller's next copy may need as well
+        self._assets: frozenset[Path] = frozenset()  # the folder that the caller's next copy may need as well
 
     def publish(
         self,
@@ -51,7 +51,7 @@ class Store:
         def act() -> Published:
             place = self._place(root)
             if how["assets"] is not None:
-                self._assets.add(Path(how["assets"]))
+                self._assets = frozenset({Path(how["assets"])})
             relative_path(how["within"], how["name"] or f"step-{how['step']}")  # before the others begin to gather
             self._ranks.tell(Word.SEND)
             gathers = self._ranks.size > 1
@@ -70,7 +70,7 @@ class Store:
     ) -> Retained:
         """Delete old ones, but for what a fleet of the namespace uses, and what `also` names, asked anew each time.
 
-        What was given as assets stays too: a run that goes on from a copy takes them from there each time.
+        What was last given as assets stays too: a run that goes on from a copy takes them from there each time.
         """
         place = self._place(root)
         ours = frozenset(path for path in map(partial(_below, place), self._assets) if path)

@@ -257,10 +257,16 @@ class World(Looks, Kubelet):
                 # The end of its roll, and an answer to the probe that two engines give later, are all that changes.
                 changed = {"previous": status.committed.previous and known.previous}
                 changed |= {"probe": status.committed.probe} if known.probe is None else {}
-                pushed = status.committed.checkpoint is not None and known.checkpoint is None  # a copy was named since
-                changed |= {"checkpoint": status.committed.checkpoint} if pushed else {}
+                # A copy was named since, or named again by who moved it.
+                copy = status.committed.checkpoint
+                pushed = copy is not None and (known.checkpoint is None or copy in self._named(known.version))
+                changed |= {"checkpoint": copy} if pushed else {}
                 assert status.committed == known.model_copy(update=changed)
         self.check()
+
+    def _named(self, version: int) -> set[str]:
+        specs = [each.spec for each in self.weight_versions.values()]
+        return {each.recovery.checkpoint.path for each in specs if each.version == version and each.recovery}
 
     def _write_weight_version(self, name: str, status: WeightVersionStatus) -> None:
         if name in self.weight_versions:

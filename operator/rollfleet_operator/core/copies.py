@@ -27,8 +27,8 @@ def with_stored(update: Update) -> Update:
     if committed is None or stored is None or stored.version != committed.version:
         return update
     ours = committed.weight_version_uid == update.weight_version.metadata.uid
-    if not ours or committed.checkpoint == stored.checkpoint.path:
-        return update
+    if not ours or committed.checkpoint is not None:
+        return update  # whoever named another copy since has moved it
     found = _read_again(update, committed, stored.checkpoint.path)
     return replace(update, record=replace(update.record, committed=found))
 
@@ -37,6 +37,9 @@ def name_stored(update: Update, status: WeightVersionStatus) -> WeightVersionSta
     """The history names it too."""
     stored = _stored_before(update)
     if stored is None:
+        return status
+    missing = any(entry.version == stored.version and not entry.checkpoint for entry in status.history)
+    if not missing:
         return status
     return status.model_copy(update={"history": _named(status, stored.version, stored.checkpoint.path)})
 

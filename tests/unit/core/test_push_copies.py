@@ -74,6 +74,19 @@ def test_a_copy_that_was_named_just_before_the_next_version_was_asked_for_is_not
     assert [each.checkpoint for each in world.status().history] == ["copy-1", "copy-2", "copy-3", ""]
 
 
+def test_a_copy_that_was_moved_is_not_put_back_by_what_stored_still_says() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    for copy in ("copy-1", "moved"):
+        world.store.digests[copy] = digest_sent(1)
+        _with_recovery(world, 1, copy, **_stored(1, "copy-1"))
+        assert world.run(10, lambda: _checkpoint(world) == copy)  # noqa: B023 - asked at once
+    ask(world, 2, **_stored(1, "copy-1"))
+    world.run(10)
+    assert (_checkpoint(world), world.status().history[-1].checkpoint) == ("moved", "moved")
+
+
 def test_weights_that_cannot_be_loaded_end_at_the_copy_that_was_named_just_before() -> None:
     world = make_world(2)
     trainer = push(world, 1)

@@ -1,9 +1,10 @@
 """How an update is followed to its end, and what its end is held against."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 
 from rollfleet_protocol.senders import MESSAGE_ANNOTATION
 from rollfleet_trainer import RolloutFleet, UpdateFailed
+from rollfleet_trainer import ranks as ranks_module
 from rollfleet_trainer.apiserver import ApiServer
-from rollfleet_trainer.background import Background
+from rollfleet_trainer.background import Background, Worker
 from rollfleet_trainer.control import AGAIN_S
 from rollfleet_trainer.driving import Driver, Run
 from rollfleet_trainer.errors import (
@@ -21,10 +23,12 @@ from rollfleet_trainer.errors import (
     DeniedError,
     NotFoundError,
     NotPossible,
+    TrainerError,
     UnauthorizedError,
     UnreachableError,
 )
 from rollfleet_trainer.looks import Look, Standing
+from rollfleet_trainer.ranks import Word
 from rollfleet_trainer.updates import Progress
 from rollfleet_trainer.versions import Wish
 from tests.support.memory_api import ENGINE_PATH, LEASE_PATH, POLICY_PATH, MemoryApi, fleet
@@ -135,7 +139,7 @@ class Weights:
     def go_through(self) -> Iterator[object]:
         return iter(())
 
-    def nbytes(self) -> int:
+    def nbytes(self, *, alone: bool) -> int:
         return 0
 
     def require_another_pass(self) -> None:
@@ -277,3 +281,44 @@ async def test_what_is_no_event_of_a_watch_is_an_api_server_that_is_away(line: b
     with pytest.raises(UnreachableError, match="is no event"):
         async for _ in server.watch("/weightversions", "qwen-policy", "1"):
             pass
+
+
+class Deaf:
+    """A rank that hears these words."""
+
+    def __init__(self, *words: tuple[Word, Any]) -> None:
+        self.left = list(words)
+
+    def hear(self) -> tuple[Word, Any]:
+        return self.left.pop(0)
+
+
+class Refused:
+    """Weights of which every rank refuses one in the middle."""
+
+    def go_through(self) -> Iterator[Any]:
+        yield "w", b"", True
+        raise NotPossible("tensor _orig_mod.w: the model does not know '_orig_mod.'")
+
+
+@pytest.mark.parametrize("end", [(Word.FAILED, TrainerError("rank 0: the same")), (Word.DONE, None)])
+def test_a_rank_that_refuses_what_all_refuse_still_hears_the_end(end: tuple[Word, Any]) -> None:
+    """Else the next update would hear the word that this one left behind."""
+    ranks = Deaf((Word.WAIT, 1), (Word.SEND, None), end)
+    with pytest.raises(TrainerError):
+        ranks_module.follow(ranks, Refused(), lambda _: None)  # type: ignore[arg-type]
+    assert ranks.left == []
+
+
+def test_what_sends_works_in_a_child_of_a_fork_and_refuses_after_its_end() -> None:
+    worker = Worker("sends")
+    assert worker.submit(lambda: 1).result(10) == 1
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            os._exit(0 if worker.submit(lambda: 2).result(10) == 2 else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    worker.shutdown()
+    with pytest.raises(RuntimeError, match="was closed"):
+        worker.submit(lambda: 3)

@@ -336,3 +336,13 @@ def test_what_the_caller_s_progress_raises_ends_it(trainer: RolloutFleet, weight
     with pytest.raises(PublishError, match="enough"):
         trainer.blocking.publish(weights, step=1, on_progress=full)
     assert files(root) == []
+
+
+def test_only_the_last_assets_are_kept(trainer: RolloutFleet, weights: Arrays, root: Path, tmp_path: Path):
+    """A loop that takes them from its newest copy each time must not keep all copies for ever."""
+    assets = tmp_path / "base"
+    assets.mkdir()
+    (assets / "config.json").write_text("{}")
+    for step in range(1, 6):
+        assets = trainer.blocking.publish(weights, step=step, assets=assets, keep=2).folder
+    assert [each.path for each in published(root)] == ["step-4", "step-5"]

@@ -127,7 +127,9 @@ def test_on_a_terminal_it_is_cut_to_the_terminals_width(terminal: tuple[TextIO, 
     line = ProgressLine(stream)
     line(progress("Preparing", message=LACKS))
     line(progress("Active", done=0, total=0))
-    shown = os.read(other_end, 4096).decode().replace("\r\n", "\n")
+    shown = ""
+    while not shown.endswith("\n"):  # a terminal hands on what was written when it has come to it
+        shown += os.read(other_end, 4096).decode().replace("\r\n", "\n")
     assert shown.split("\r")[1:] == [
         "version 7 Preparing 1/2 engines, 4 s...",
         f"{'version 7 Active, 4 s'.ljust(39)}\n",
