@@ -91,7 +91,9 @@ def test_who_is_interrupted_gives_it_back_and_says_why(start: Start, way: str, w
     trainer = start(way)
     trainer.interrupt()
     code, errors = trainer.ended()
-    assert (code, errors.splitlines()[-1]) == (-signal.SIGINT, "KeyboardInterrupt")
+    # Not the last line always: who is interrupted between making a coroutine and running it is told that it never ran.
+    assert code == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors.splitlines()
     assert trainer.api.annotations[MESSAGE_ANNOTATION] == why
     assert OFFERS_ANNOTATION not in trainer.api.annotations
 
