@@ -44,6 +44,9 @@ def _search(first: int, count: int, processes: int) -> tuple[list[Report], list[
             more, bad = done.result()
             reports += more
             broken += bad
+            print(
+                f"{len(reports) + len(broken)} of {count} schedules, {len(broken)} broken", file=sys.stderr, flush=True
+            )
     return reports, broken
 
 

@@ -15,6 +15,7 @@ from rollfleet_operator.api.rolloutengine import (
     RolloutEngineStatus,
 )
 from rollfleet_operator.api.weightversion import (
+    Checkpoint,
     FailedAttempt,
     FailedEngine,
     HistoryEntry,
@@ -22,6 +23,7 @@ from rollfleet_operator.api.weightversion import (
     PhaseSeconds,
     Progress,
     SenderRecord,
+    Stored,
     Target,
     WeightVersionStatus,
 )
@@ -57,6 +59,7 @@ def full_fleet_status() -> RolloutEngineStatus:
             version=42,
             digest=DIGEST,
             checkpoint="step-42",
+            stored=Stored(version=41, checkpoint=Checkpoint(path="copy-41")),
             weight_version_uid="0f3a",
             time=THEN,
             excluded=("5d1f",),
@@ -113,6 +116,7 @@ def full_weight_version_status() -> WeightVersionStatus:
         engine_uid="fleet-uid",
         step="2100",
         checkpoint="step-42",
+        stored=Stored(version=41, checkpoint=Checkpoint(path="copy-41")),
         committed_version=41,
         epoch=9,
         attempt=2,

@@ -266,7 +266,8 @@ class World(Looks, Kubelet):
 
     def _named(self, version: int) -> set[str]:
         specs = [each.spec for each in self.weight_versions.values()]
-        return {each.recovery.checkpoint.path for each in specs if each.version == version and each.recovery}
+        asked = {each.recovery.checkpoint.path for each in specs if each.version == version and each.recovery}
+        return asked | {each.stored.checkpoint.path for each in specs if each.stored and each.stored.version == version}
 
     def _write_weight_version(self, name: str, status: WeightVersionStatus) -> None:
         if name in self.weight_versions:

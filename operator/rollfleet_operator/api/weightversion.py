@@ -233,6 +233,8 @@ class WeightVersionStatus(ApiModel):
     """spec.step of that version; it outlives a spec that has gone on."""
     checkpoint: str = ""
     """Its checkpoint, below the checkpoints volume."""
+    stored: Stored | None = None
+    """The spec.stored that was seen last; the fleet's commit was written before this."""
     committed_version: int | None = None
     """Version that the fleet serves."""
     epoch: int = 0

@@ -3,7 +3,8 @@
 While the spec asks for the version, spec.recovery names its copy. A trainer may raise the version a moment after it
 has named one, before any operator has looked: for that the name stays in spec.stored, with the version that it is of.
 It is written over only by one who has seen the status speak of a later spec, and that was written by an operator that
-had seen this one: so no copy that was named is lost, however late an operator looks.
+had seen this one: so no copy that was named is lost, however late an operator looks. status.stored tells which one was
+seen, and is written after the commit that holds it.
 """
 
 from dataclasses import replace
@@ -22,26 +23,32 @@ def stored_since(update: Update) -> Committed | None:
 
 
 def with_stored(update: Update) -> Update:
-    """The commit of a version that the spec has left, with the copy that was named before."""
-    committed, stored = update.record.committed, _stored_before(update)
-    if committed is None or stored is None or stored.version != committed.version:
+    """The commit of a version that the spec has left, with the copy that was named before.
+
+    Once: a copy that was named by hand after an operator had seen this one has moved it.
+    """
+    committed, stored = update.record.committed, _stored(update)
+    if committed is None or stored is None or stored == update.status.stored:
         return update
     ours = committed.weight_version_uid == update.weight_version.metadata.uid
-    if not ours or committed.checkpoint is not None:
-        return update  # whoever named another copy since has moved it
-    found = _read_again(update, committed, stored.checkpoint.path)
+    if not ours or not committed.version == stored.version < update.version:
+        return update  # until the spec leaves the version, spec.recovery speaks of it
+    path = stored.checkpoint.path
+    if committed.checkpoint == path:
+        return update
+    found = _read_again(update, committed, path)
     return replace(update, record=replace(update.record, committed=found))
 
 
 def name_stored(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
-    """The history names it too."""
-    stored = _stored_before(update)
-    if stored is None:
+    """The history names it too, and the status that it was seen."""
+    stored = _stored(update)
+    if stored is None or stored == update.status.stored:
         return status
-    missing = any(entry.version == stored.version and not entry.checkpoint for entry in status.history)
-    if not missing:
-        return status
-    return status.model_copy(update={"history": _named(status, stored.version, stored.checkpoint.path)})
+    seen = status.model_copy(update={"stored": stored})
+    if stored.version == update.version:
+        return seen
+    return seen.model_copy(update={"history": _named(status, stored.version, stored.checkpoint.path)})
 
 
 def with_copy(status: WeightVersionStatus, version: int, path: str) -> WeightVersionStatus:
@@ -58,11 +65,9 @@ def _named(status: WeightVersionStatus, version: int, path: str) -> tuple[Histor
     )
 
 
-def _stored_before(update: Update) -> Stored | None:
-    """Of a version that the spec has left; until then spec.recovery speaks of it."""
-    stored = update.weight_version.spec.stored
+def _stored(update: Update) -> Stored | None:
     mounted = update.world.fleet.spec.volumes.checkpoints is not None
-    return stored if mounted and stored is not None and stored.version < update.version else None
+    return update.weight_version.spec.stored if mounted else None
 
 
 def _read_again(update: Update, committed: Committed, path: str) -> Committed:

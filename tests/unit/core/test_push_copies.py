@@ -87,6 +87,24 @@ def test_a_copy_that_was_moved_is_not_put_back_by_what_stored_still_says() -> No
     assert (_checkpoint(world), world.status().history[-1].checkpoint) == ("moved", "moved")
 
 
+@pytest.mark.parametrize("operator", ["slow", "dead"])
+def test_of_two_copies_the_later_one_counts_though_the_next_version_was_asked_for_at_once(operator: str) -> None:
+    """The first one may be gone by then: who published the second one was told that it recovers the version."""
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    for copy in ("first", "second"):
+        world.store.digests[copy] = digest_sent(1)
+    _with_recovery(world, 1, "first", **_stored(1, "first"))
+    assert world.run(10, lambda: _checkpoint(world) == "first")
+    _with_recovery(world, 1, "second", **_stored(1, "second"))
+    ask(world, 2, **_stored(1, "second"))
+    if operator == "dead":
+        world.restart_operator(down_s=40)
+    assert world.run(50, lambda: _checkpoint(world) == "second")
+    assert world.status().history[-1].checkpoint == "second", "a rollback finds it"
+
+
 def test_weights_that_cannot_be_loaded_end_at_the_copy_that_was_named_just_before() -> None:
     world = make_world(2)
     trainer = push(world, 1)
