@@ -229,7 +229,14 @@ class InitCall(Native):
 
 
 class StartCall(Native):
-    """Body of POST /start_weight_update: empty, absent or {}."""
+    """Body of POST /start_weight_update: empty, absent or {}; `tensors` are ours.
+
+    Those that come first, or, where `whole` is true, all that come: what does not fit the model is refused while the
+    engine still holds what it held.
+    """
+
+    tensors: TensorList | None = None
+    whole: bool = False
 
 
 class UpdateInfo(TensorList):

@@ -64,9 +64,12 @@ class GuardClient:
         """Phase 1: the engine's workers join the trainer's group. Blocks until all have."""
         self._post("init_weight_transfer_engine", {"init_info": init_info})
 
-    def start_weight_update(self) -> None:
-        """Phase 2."""
-        self._post("start_weight_update", {})
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
+        """Phase 2. tensors: all that will be sent, as update_weights tells them; not `whole`: those that come first.
+
+        What does not fit the model is refused while the engine still holds what it held.
+        """
+        self._post("start_weight_update", {} if tensors is None else {"tensors": tensors, "whole": whole})
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Phase 3: the workers receive what is sent meanwhile. Blocks until they have.

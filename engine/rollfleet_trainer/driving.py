@@ -19,7 +19,7 @@ from rollfleet_trainer.looks import Asked, Look, Manifest, Serving, Standing
 from rollfleet_trainer.push import Push
 from rollfleet_trainer.ranks import Ranks, Word, lead
 from rollfleet_trainer.sending import Line, key_of, require_sender
-from rollfleet_trainer.taken import Taken
+from rollfleet_trainer.taken import Forms, Taken
 from rollfleet_trainer.updates import OnProgress, Progress, Update
 from rollfleet_trainer.versions import Wish
 
@@ -37,6 +37,7 @@ class Run:
 
     asked: Asked
     on_progress: OnProgress | None
+    forms: Forms | None = None  # of what is sent, where they are known beforehand
     nbytes: int = 0  # that are to be sent, as far as that is known
     began_s: float = field(default_factory=time.monotonic)
     look: Look | None = None
@@ -119,6 +120,7 @@ class Driver:
             self._taken.require_alike(forms)
             require_sender((self.spec().get("weightTransfer") or {}).get("backend") or "", self._ranks.size)
             run = self._ask(wish, on_progress)
+            run.forms = forms
             if on_progress is not None:
                 run.nbytes = weights.nbytes(alone=alone) or self._nbytes
             update = self._update(weights, run)
@@ -182,6 +184,8 @@ class Driver:
         run.served, run.digest = look.epoch, ""
         try:
             push = self._push(run.asked.version, look)
+            if run.forms is not None:
+                push.announce(run.forms)
             run.digest = self._required_line().send(push, passing, self._part_bytes, run.report)
             self._nbytes = push.sent_bytes
         except TransferError as error:

@@ -13,11 +13,11 @@ MOST_TOLD = 10  # engines whose words an error has
 
 
 class SyncClient(Protocol):
-    """vLLM's four methods, the digest at the end of them, and how to break off."""
+    """vLLM's four methods, what comes at their begin and the digest at their end, and how to break off."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
 
-    def start_weight_update(self) -> None: ...
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None: ...
 
     def update_weights(self, update_info: dict[str, Any]) -> None: ...
 

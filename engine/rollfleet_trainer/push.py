@@ -15,6 +15,7 @@ from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer.errors import GuardRefusedError, NotPossible, TrainerError
 from rollfleet_trainer.fan_out import FanOut, SyncClient, Target, group_size
 from rollfleet_trainer.looks import Seat
+from rollfleet_trainer.taken import Forms, listed_forms
 
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import DigestedSource, Given
@@ -51,10 +52,13 @@ class Door:
         """Phase 1."""
         self._call(lambda: self._guard.init_weight_transfer_engine(init_info))
 
-    def start_weight_update(self) -> None:
-        """Phase 2, once."""
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
+        """Phase 2, once. tensors: of this part, where the push does not know those of all."""
         if not self._has_started:
-            self._call(self._guard.start_weight_update)
+            known = self._of.coming
+            if known is None:
+                known, whole = tensors, whole and not self._of.more_follows
+            self._call(lambda: self._guard.start_weight_update(known, whole=whole))
             self._has_started = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -121,6 +125,7 @@ class Push:
         self.more_follows = False  # parts: a finish before the last one is none
         self.finishing = False  # the last phase has been called somewhere
         self.finished = False  # at all engines
+        self.coming: dict[str, Any] | None = None  # all tensors, as update_weights tells them, where they are known
         self.sent_bytes = 0
         self._may_send = may_send
         self._address = address
@@ -183,9 +188,16 @@ class Push:
 
         self._fan.all(init)
 
-    def start_weight_update(self) -> None:
-        """Phase 2."""
-        self._fan.all(lambda target: target.client.start_weight_update())
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
+        """Phase 2. tensors: all that come, as update_weights tells them; not `whole`: those that come first.
+
+        What does not fit the model is refused while the engines still hold what they held.
+        """
+        self._fan.all(lambda target: target.client.start_weight_update(tensors, whole=whole))
+
+    def announce(self, forms: Forms) -> None:
+        """These come, and no others: engines hear of them when the update starts, whatever the caller says then."""
+        self.coming = listed_forms(forms)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Phase 3: blocks while the trainer sends, so run it beside that where the backend is a collective."""
@@ -211,7 +223,7 @@ class Push:
         """
         from rollfleet_trainer.sources import DigestedSource  # noqa: PLC0415 - needs torch
 
-        return DigestedSource(model, self._saw, self.took)
+        return DigestedSource(model, self._saw, self.took, self.announce)
 
     def _saw(self, digest: str) -> None:
         self._digest = digest

@@ -93,6 +93,11 @@ def described(given: Given, *, alone: bool = True) -> list[Any] | None:
     return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in map(pair_of, pairs)]
 
 
+def forms_of(found: Iterable[Any]) -> Forms:
+    """Of what described() gives."""
+    return {each.name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in found}
+
+
 class Weights:
     """What `update` was given. A pass yields each tensor whole, and whether its memory is the trainer's own anyway.
 
@@ -120,7 +125,7 @@ class Weights:
         lazy = isinstance(given, Mapping) and not isinstance(given, dict)  # it may make its tensors
         if not lazy and (found := described(given, alone=alone)) is not None:
             require_described(found)
-            return {each.name: (str(each.dtype).removeprefix("torch."), tuple(each.shape)) for each in found}
+            return forms_of(found)
         if isinstance(given, Mapping) and not given:
             raise NotPossible(EMPTY)
         if alone and not (isinstance(given, Iterator) or hasattr(given, "require_another_pass")):
@@ -223,13 +228,21 @@ def parts(
 
 
 class DigestedSource:
-    """A WeightSource around a model, or around another one: `done` is told the digest of each whole pass."""
+    """A WeightSource around a model, or around another one: `done` is told the digest of each whole pass.
 
-    def __init__(self, given: Given, done: Callable[[str], None], tick: Callable[[int], None]) -> None:
+    `coming` is told what a pass brings, as soon as that is known.
+    """
+
+    def __init__(
+        self, given: Given, done: Callable[[str], None], tick: Callable[[int], None], coming: Callable[[Forms], None]
+    ) -> None:
         self._given = given
         self._weights = Weights(given)
         self._done = done
         self._tick = tick
+        self._coming = coming
+        if isinstance(given, torch.nn.Module | dict):  # others may have to make their tensors, or to gather
+            coming(forms_of(described(given) or ()))
 
     def metadata(self) -> list[Any]:
         """Name, dtype and full shape of every tensor, without gathering one. NotPossible for what tells none."""
@@ -239,6 +252,7 @@ class DigestedSource:
                 f"source: of a {type(self._given).__name__} nobody knows beforehand which tensors come: give a module, "
                 "a mapping, or a WeightSource with metadata()"
             )
+        self._coming(forms_of(found))
         return found
 
     def __iter__(self) -> Iterator[Pair]:

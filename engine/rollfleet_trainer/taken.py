@@ -6,11 +6,14 @@ Engines would find it too, once the fleet is closed and they have put their old 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rollfleet_trainer.errors import NotPossible
 
 TOLD = 5  # tensors named in one message
 HEAD = "lm_head."  # where word embeddings are tied, either side may have the head or not
+MOST_TOLD_BYTES = 12 << 20  # of what is said of all tensors in one call, whose body may have a third more
+TOLD_BYTES = 14  # for a dtype, and for each dimension
 Forms = Mapping[str, tuple[str, Sequence[int]]]  # dtype as "bfloat16", full shape
 
 
@@ -50,6 +53,18 @@ def differences(before: Forms, now: Forms) -> list[str]:
     new = [f"tensor {name}: is new" for name in sorted(now.keys() - before.keys()) if not name.startswith(HEAD)]
     gone = [f"tensor {name}: is missing" for name in sorted(before.keys() - now.keys()) if not name.startswith(HEAD)]
     return [*forms, *new, *gone]
+
+
+def listed_forms(forms: Forms) -> dict[str, Any] | None:
+    """names, dtype_names, shapes as the native calls have them; None where they are too many for one."""
+    nbytes = sum(len(name.encode()) + TOLD_BYTES * (1 + len(shape)) for name, (_, shape) in forms.items())
+    if not forms or nbytes > MOST_TOLD_BYTES:
+        return None
+    return {
+        "names": list(forms),
+        "dtype_names": [dtype for dtype, _ in forms.values()],
+        "shapes": [list(shape) for _, shape in forms.values()],
+    }
 
 
 def _form(form: tuple[str, Sequence[int]]) -> str:

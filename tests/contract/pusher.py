@@ -32,7 +32,10 @@ HANG_S = 30.0
 
 
 class Silent(GuardClient):
-    """As vLLM's own client: it knows no digest."""
+    """As vLLM's own client: it says nothing at the start of an update, and knows no digest."""
+
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
+        super().start_weight_update()
 
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
         super().finish_weight_update(weight_version)

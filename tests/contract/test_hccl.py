@@ -127,8 +127,7 @@ def test_a_group_is_formed_once_and_anew_after_a_failure_and_nobody_keeps_an_old
     assert "model.norm.weight" in told
     assert "engine-0" in told
     assert engine_side.counts() == (made + 1, destroyed + 2), "of a failed update nothing stays"
-    told, _ = trainer.fail("hccl", 2, **kept)
-    assert "init_weight_transfer_engine comes first" in told
+    assert "there is no group: init comes first" in trainer.send("hccl", 2, **kept)["error"]
     trainer.update(1, "hccl")
     assert engine_side.counts() == (made + 2, destroyed + 2)
     serves(reader, simulated, 1)
@@ -156,16 +155,18 @@ def test_their_own_static_function_sends_over_our_group(
     ],
     ids=["unknown", "other-shape"],
 )
-def test_what_does_not_fit_the_model_is_told_by_name_though_the_trainer_is_in_a_broadcast(
-    trainer: Trainer, reader: Client, simulated: SimulatedModels, change: dict[str, list[str]], words: str
+@pytest.mark.parametrize("silent", [False, True], ids=["said at the start", "in a broadcast"])
+def test_what_does_not_fit_the_model_is_told_by_name_and_nothing_is_touched(
+    trainer: Trainer, reader: Client, simulated: SimulatedModels, change: dict[str, list[str]], words: str, silent: bool
 ):
-    told, state = trainer.fail("hccl", 2, **change)
+    trainer.update(1, "hccl")
+    told, state = trainer.fail("hccl", 2, silent=silent, **change)
     failure = operation_of(state).failure
     assert failure is not None
     assert failure.reason == "CoverageFailed"
     assert words in failure.message
     assert words in told
-    assert state.weights.state is WeightsState.UNCERTAIN
+    assert held(state) == (WeightsState.VERIFIED, 1, simulated.digest(1))
     trainer.update(3, "hccl")
     serves(reader, simulated, 3)
 

@@ -6,12 +6,18 @@ interpreter of the vLLM environment here.
 
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from devtools import vllm_venv
 from rollfleet_engine.weights.coverage import read_model_tensors
+from rollfleet_protocol.pushes import DTYPES, SHM_FOLDER
 from rollfleet_protocol.state import DigestSource, Gate, OperationStatus, WeightsState
 from tests.contract.client import STEP_TIMEOUT_S, Client, Operator, held, operation_of
 from tests.contract.conftest import run_engine
@@ -105,8 +111,7 @@ def test_a_group_is_formed_once_and_anew_after_a_failure(trainer: Trainer, reade
         serves(reader, models, version)
     told, _ = trainer.fail("gloo", 2, omit=["model.norm.weight"], **kept)
     assert "model.norm.weight" in told
-    told, _ = trainer.fail("gloo", 2, **kept)
-    assert "init_weight_transfer_engine comes first" in told
+    assert "there is no group: init comes first" in trainer.send("gloo", 2, **kept)["error"]
     trainer.update(2, "gloo", keeps="group-2", group="group-2")
     trainer.update(1, "gloo", group="group-3")
     serves(reader, models, 1)
@@ -124,6 +129,8 @@ def test_a_group_is_formed_once_and_anew_after_a_failure(trainer: Trainer, reade
 def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
     trainer: Trainer, reader: Client, models: Models, backend: str, change: dict[str, list[str]], words: str
 ):
+    """Before the engine gives anything up: the version before, which is stored nowhere, is served again."""
+    trainer.update(1, backend)
     told, state = trainer.fail(backend, 2, **change)
     failure = operation_of(state).failure
     assert failure is not None
@@ -131,9 +138,40 @@ def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
     assert words in failure.message
     assert words in told
     assert "engine-0" in told
-    assert state.weights.state is WeightsState.UNCERTAIN
+    assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1))
     assert reader.complete("abc", 1).status == 503
+    assert trainer.operator.do("cancel", state.epoch).gate is Gate.OPEN
+    serves(reader, models, 1)
     trainer.update(3, backend)
+    serves(reader, models, 3)
+
+
+@GLOO
+@pytest.mark.parametrize(
+    ("change", "touches"),
+    [
+        ({"add": ["model.layers.9.extra"]}, False),
+        ({"halve": ["model.norm.weight"]}, False),
+        ({"omit": ["model.norm.weight"]}, True),
+    ],
+    ids=["unknown", "other-shape", "missing"],
+)
+def test_c28_so_does_what_vllm_s_own_client_sends_as_far_as_its_first_call_tells(
+    trainer: Trainer, reader: Client, models: Models, change: dict[str, list[str]], touches: bool
+):
+    """It says nothing at the start, and of what is missing nobody knows before the last call."""
+    trainer.update(1, "gloo")
+    _, state = trainer.fail("gloo", 2, silent=True, **change)
+    failure = operation_of(state).failure
+    assert failure is not None
+    assert failure.reason == "CoverageFailed"
+    if touches:
+        assert state.weights.state is WeightsState.UNCERTAIN
+    else:
+        assert held(state) == (WeightsState.VERIFIED, 1, models.digest(1))
+        trainer.operator.do("cancel", state.epoch)
+        serves(reader, models, 1)
+    trainer.update(3, "gloo")
     serves(reader, models, 3)
 
 
@@ -299,6 +337,20 @@ def test_c28_unchanged_weights_that_nobody_vouches_for_are_no_match(trainer: Tra
     assert reader.complete("abc", 1).version == 4
 
 
+@contextmanager
+def norm_in_memory(models: Models) -> Iterator[dict[str, Any]]:
+    """update_info of one tensor that fits, in shared memory."""
+    name = "model.norm.weight"
+    dtype, shape = read_model_tensors(models.folder(2)).tensors[name]
+    torch_name, size = next((each, size) for each, (known, size) in DTYPES.items() if known == dtype)
+    file = Path(SHM_FOLDER, f"rollfleet-{uuid.uuid4().hex}")
+    file.write_bytes(bytes(prod(shape) * size))
+    try:
+        yield {"names": [name], "dtype_names": [torch_name], "shapes": [list(shape)], "file": file.name}
+    finally:
+        file.unlink()
+
+
 @SHM
 def test_an_update_that_its_trainer_leaves_ends_by_its_deadline(trainer: Trainer, reader: Client, models: Models):
     trainer.update(1, "shm")
@@ -315,6 +367,9 @@ def test_an_update_that_its_trainer_leaves_ends_by_its_deadline(trainer: Trainer
     trainer.order(epoch, 2, "shm")
     assert trainer.call("init_weight_transfer_engine", {"init_info": {}})[0] == 200
     assert trainer.call("start_weight_update")[0] == 200
+    assert trainer.operator.state().weights.state is WeightsState.VERIFIED, "as long as no tensors come"
+    with norm_in_memory(models) as update:
+        assert trainer.call("update_weights", {"update_info": update})[0] == 200
     assert trainer.operator.state().weights.state is WeightsState.UPDATING
     assert trainer.operator.refused("cancel", epoch)[0] == 409, "what was touched is not cancelled"
     assert "wait for its end" in trainer.operator.refused("arm", epoch + 1)[2], "and a newer epoch brings that about"
@@ -369,14 +424,14 @@ def test_a_group_that_does_not_form_is_told_with_where(
 
 @SHM
 @pytest.mark.parametrize("file", ["../etc/passwd", "rollfleet-1", "/etc/passwd", "rollfleet-" + "g" * 32])
-def test_a_handle_that_is_no_file_of_a_trainer_is_refused(trainer: Trainer, file: str):
+def test_a_handle_that_is_no_file_of_a_trainer_is_refused(trainer: Trainer, models: Models, file: str):
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
     trainer.order(epoch, 2, "shm")
     assert trainer.call("init_weight_transfer_engine", {"init_info": {}})[0] == 200
     assert trainer.call("start_weight_update")[0] == 200
-    update = {"names": ["model.norm.weight"], "dtype_names": ["float32"], "shapes": [[3]], "file": file}
-    status, message = trainer.call("update_weights", {"update_info": update})
+    with norm_in_memory(models) as update:
+        status, message = trainer.call("update_weights", {"update_info": update | {"file": file}})
     assert status == 502
     assert "file" in message
     assert trainer.ended().weights.state is WeightsState.UNCERTAIN

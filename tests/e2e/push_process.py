@@ -3,7 +3,7 @@
 A line of JSON on standard input per push, and lines of JSON for how far it is and what came of it. Tensors are those of
 a checkpoint, so that what engines must answer under them is known. They are yielded one by one and sent in several
 parts, as by a trainer that gathers shards: in the middle of a pass engines hold some of the old ones and some of the
-new.
+new. `isWhole`: they are given as one mapping instead. `misnames` and `omits`: tensors that are wrong, or not there.
 """
 
 import argparse
@@ -68,9 +68,13 @@ def push(fleet: RolloutFleet, order: Order) -> dict[str, Any]:
     def progress(now: Progress) -> None:
         tell(phase=now.phase, attempt=now.attempt)
 
+    wrong, missing = order.get("misnames", ()), order.get("omits", ())
+    found = tensors_of(Path(order["folder"])).items()
+    tensors = {f"{name}_" if name in wrong else name: tensor for name, tensor in found if name not in missing}
+    given = tensors if order.get("isWhole") else passes(tensors, float(order["paceS"]))
     try:
         update = fleet.blocking.update(
-            passes(tensors_of(Path(order["folder"])), float(order["paceS"])),
+            given,
             version=order["version"],
             recovery=order["recovery"],
             spec=order["spec"],

@@ -5,10 +5,11 @@ Whatever is killed here is of no other test.
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from examples.demo import checks
@@ -88,8 +89,13 @@ class Scene:
         paths = folders(self.kind.models)
         return paths[version % len(paths)].name
 
-    async def push(self, version: int, *, stored: bool = True, **spec: Any) -> None:
-        """Tell the trainer. Half-way it takes its time; `stored`: there is a copy from the beginning."""
+    async def push(
+        self, version: int, *, stored: bool = True, given: Mapping[str, Any] = MappingProxyType({}), **spec: Any
+    ) -> None:
+        """Tell the trainer. Half-way it takes its time; `stored`: there is a copy from the beginning.
+
+        given: more words for the trainer about its tensors.
+        """
         path = self.path_of(version)
         await self.trainer.push(
             version=version,
@@ -97,6 +103,7 @@ class Scene:
             recovery=path if stored else None,
             paceS=0.1,
             spec={**DEADLINES, **spec},
+            **given,
         )
 
     async def pushed(self, version: int, *, stored: bool = True) -> None:

@@ -266,6 +266,38 @@ async def test_a_version_that_is_stored_nowhere_is_asked_for(scenes: Scenes, eng
     assert struck.version not in {sample.version for sample in load.samples if sample.status == 200}
 
 
+WRONG = (
+    {"misnames": ["model.embed_tokens.weight"]},  # in the first of several parts
+    {"omits": ["model.norm.weight"], "isWhole": True},
+)
+
+
+@pytest.mark.parametrize("engines", [SIMULATED, pytest.param(REAL, marks=pytest.mark.full)])
+async def test_tensors_that_are_not_the_model_s_cost_a_pause_and_nothing_else(scenes: Scenes, engines: str) -> None:
+    """Nothing is stored, and all engines hold what they held: they serve it again at once."""
+    scene = await scenes.of(engines)
+    await scene.pushed(await asked(scene.fleet) + 1, stored=False)
+    async with under_load(scene) as (load, _):
+        before = await committed(scene.fleet)
+        for version, given in enumerate(WRONG, before + 1):
+            [name] = given.get("misnames", given.get("omits"))
+            await scene.push(version, stored=False, given=given)
+            told = await scene.trainer.ended(longest_s(1))
+            found = await scene.fleet.finished(version, timeout_s=SLACK_S)
+            active = condition(found, "Active")
+            print(
+                f"{engines}: {given}: {told['ended']}, {active['message']}; paused {found['status']['pausedSeconds']} s"
+            )
+            assert told["ended"] == "UpdateFailed", told
+            assert ("CoverageFailed" in told["text"], name in told["text"]) == (True, True), told
+            assert (active["reason"], found["status"]["attempt"]) == ("CoverageFailed", 1)
+            assert active["message"].endswith(f"no weights were touched, version {before} stays")
+            await load.until(before, ANSWER_S, since=len(load.samples))
+        await goes_on(scene, load, before)
+    assert {sample.version for sample in load.samples if sample.status == 200} == {before, before + len(WRONG) + 1}
+    assert others_than("", load) == {}
+
+
 @pytest.mark.full
 @BOTH
 async def test_a_trainer_does_not_wait_for_an_operator_that_is_gone(scenes: Scenes, engines: str) -> None:

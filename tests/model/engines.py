@@ -27,7 +27,7 @@ from rollfleet_protocol.state import (
     Transferred,
     WeightsState,
 )
-from tests.model.pushes import Answer, Call, ModelSession, refusal
+from tests.model.pushes import MISFIT, Answer, Call, ModelSession, refusal
 from tests.model.requests import Crowd, Held
 from tests.support.builders import digest_of
 from tests.support.simulated_engine import MODEL_DIGEST, EngineProcess, Pending, Store, Temper, fault
@@ -185,14 +185,15 @@ class ModelEngine(EngineProcess):
         if why or session is None:
             answer(why)
             return
-        if call.phase == "start":
+        if call.phase == "update" and not (call.misfits or session.touched):
             self.apply(Touching(session.push_id), now)
             if self.state.weights.state is not WeightsState.UPDATING:
                 session.refuse()
                 answer("this transfer has ended")
                 return
+            session.touch()
         self.on_call(call)
-        if call.phase == "update":
+        if call.phase == "update" and session.touched:
             self.resident = "sha256:garbage"
         session.begin(call, now + self._damage.seconds(OperationName.TRANSFER) / 4, answer)
         if session.ends <= now:
@@ -206,8 +207,8 @@ class ModelEngine(EngineProcess):
         if not session.goes_on:
             answer("this transfer has ended")
             return
-        failure = None
-        if call.phase == "update" and call.part is not None:
+        failure = MISFIT if call.misfits else None
+        if call.phase == "update" and call.part is not None and failure is None:
             failure, session.breaks = session.breaks, None
             session.arrived.parts.append(call.part)
             session.arrived.holders.add(call.holder)

@@ -115,6 +115,17 @@ class Pranks(People):
         self._clock.later(max(LASTS_S, blow.seconds), mend)
         self._then_push(blow)
 
+    def misfit(self, blow: Happening) -> None:
+        """For a while it sends tensors that the model has not, and says so at the start of an update or later."""
+        manner = self._trainer(blow).manner
+        manner.misfits = ("start", "update")[blow.who % 2]
+
+        def mend() -> None:
+            manner.misfits = ""
+
+        self._clock.later(max(LASTS_S, blow.seconds), mend)
+        self._then_push(blow)
+
     def old_step(self, blow: Happening) -> None:
         """It comes back from a checkpoint of its own: dies, and sends the step before as this version."""
         trainer = self._trainer(blow)
@@ -175,7 +186,8 @@ class Pranks(People):
         self._senders.accounts = ACCOUNTS | self._senders.accounts
         for trainer in self._trainers:
             trainer.calm_down()
+            if trainer.account not in ("grpo", "ppo"):
+                trainer.kill(None)
+                trainer.account = "grpo"
             if trainer is self._trainers[0] and not trainer.up:
                 trainer.start()
-            elif trainer is not self._trainers[0] and trainer.account not in ("grpo", "ppo"):
-                trainer.kill(None)

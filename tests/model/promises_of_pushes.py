@@ -26,7 +26,7 @@ from tests.model.senders import SenderLease
 # A trainer that is gone may be believed for two durations: an operator whose watch was dead saw its last renewal late.
 BELIEVED_S = 2 * DURATION_S + 4.0
 NOTICED_S = 10.0  # more, until the push has ended
-CHANGING = ("start", "update", "finish")
+CHANGING = ("update", "finish")
 
 
 class Pushes:
@@ -59,6 +59,8 @@ class Pushes:
         """A guard has taken a trainer's call."""
         book, epoch = self._book(), process.state.epoch
         self._saw(f"push: {call.phase} is taken")
+        if call.misfits:
+            self._saw(f"push: {call.phase} does not fit the model")
         if host.fleet != book.uid:
             return
         chosen = book.senders.get(epoch)
@@ -66,8 +68,21 @@ class Pushes:
             text = f"{host.uid} takes {call.phase} of {call.holder} under epoch {epoch}, its sender is {chosen}"
             raise BrokenPromise("sender", text)
         session = process.session
-        if call.phase in CHANGING and session is not None:
+        if call.phase not in CHANGING or call.misfits or session is None:
+            return
+        if self._api.fleet.status.epoch > epoch:
+            self._judge_late(host, process)
+        else:
             self._fenced(host, session.operation.version, epoch)
+
+    def _judge_late(self, host: Host, process: ModelEngine) -> None:
+        """A trainer that stood still goes on with an update that has ended, at an engine that nobody reaches.
+
+        Others may serve again, as nobody commits it any more. What holds its bytes must not.
+        """
+        self._saw("push: goes on after its end")
+        if process.open or process.state.reopen_at is not None:
+            raise BrokenPromise("fence", f"{host.uid} takes what nobody commits, and may answer")
 
     # what is recorded -----------------------------------------------------------------------------------------------
 

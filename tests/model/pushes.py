@@ -46,6 +46,10 @@ class Call:
     version: int = 0  # label of the last one
     part: Part | None = None
     told: str | None = None  # digest of what was sent, in the last one
+    misfits: bool = False  # of start and update: names a tensor that the model has not
+
+
+MISFIT = fault(FailureReason.COVERAGE_FAILED, "tensor model.nom.weight: the model has no such tensor")
 
 
 class _Going:
@@ -107,13 +111,18 @@ class ModelSession(PushSession):
         self._outcome: Any = _Going()
         self._call: Any = _Going(over=True)
         self._started = self._over = False
+        self._touched = False
         self._updates = 0
         self._reading = self._broke_off = self._superseded = ""
 
     @property
     def touched(self) -> bool:
-        """Whether a tensor was loaded."""
-        return self._updates > 0
+        """Whether layers gave up their tensors."""
+        return self._touched
+
+    def touch(self) -> None:
+        """They do: what is announced fits the model."""
+        self._touched = True
 
     def begin(self, call: Call, ends: float, answer: Answer) -> None:
         """It was taken."""

@@ -68,6 +68,7 @@ KINDS = {
     "rude_trainer": 1,
     "lie": 2,
     "flip": 2,
+    "misfit": 2,
     "old_step": 1,
     "offer_another": 1,
     "give_up": 1,
@@ -87,7 +88,7 @@ THEMES: tuple[tuple[str, ...], ...] = (
     ("collect_garbage", "garbage_fails", "collect_unnoticed", "volume_away", "bump"),
     ("delete_fleet", "create_version_again", "delete_version", "lose_status", "bump"),
     ("push", "kill_trainer", "kill_trainer_in_phase", "second_trainer", "rude_trainer", "freeze_trainer"),
-    ("push", "stall_trainer", "lie", "flip", "old_step", "fail_step", "crash"),
+    ("push", "stall_trainer", "lie", "flip", "misfit", "old_step", "fail_step", "crash"),
     ("push", "name_copy", "give_up", "offer_another", "release_lease", "kill_operator", "delete_pod"),
     ("push", "cut_trainer", "cut_trainer_from_api", "api_down", "trainers_off", "account_anew", "retry"),
 )

@@ -160,4 +160,5 @@ class Sending:
         elif manner.tells == "wrong" or (manner.tells == "apart" and number % 2):
             told = f"{sent}/never-sent"
         part = Part(content, self._place - PHASES.index("update"), PARTS) if self.phase == "update" else None
-        return Call(self.phase, trainer.caller, trainer.holder, self._version, part, told)
+        misfits = (self.phase == "update" and bool(manner.misfits)) or self.phase == manner.misfits
+        return Call(self.phase, trainer.caller, trainer.holder, self._version, part, told, misfits)

@@ -40,6 +40,7 @@ class Manner:
     tells: str = "right"  # digest: right, none, wrong, apart (different ones to different engines)
     flips: int | None = None  # the engine (by seat) that gets other bytes
     vouches_for_flips: bool = False  # and is told their digest
+    misfits: str = ""  # the phase in which engines hear that its tensors are not the model's
     sends_old: bool = False  # the bytes of the step before
     offers_other: int = 0  # a version so far from the one that is asked for
     steals: bool = False  # it takes the Lease from whoever holds it

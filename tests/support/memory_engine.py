@@ -11,6 +11,7 @@ from rollfleet_engine.guard.answers import Receive, Scope, Send
 from rollfleet_engine.guard.checkpoints import OnProgress
 from rollfleet_engine.guard.ports import EngineError, Received
 from rollfleet_engine.guard.turnstile import current_passage
+from rollfleet_engine.weights.coverage import Form
 from rollfleet_engine.weights.staging import StagedCheckpoint, StagedTensor
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
 from rollfleet_protocol.sleep import Tag
@@ -46,6 +47,9 @@ class MemoryStager:
         self.gate: asyncio.Event | None = None
         self.closings: list[str] = []
         self.started = 0
+        self.judged: list[tuple[dict[str, Form], bool]] = []
+        self.misfits: set[str] = set()  # tensors that the model does not know
+        self.judging_s = 0.0
 
     async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
         """As Stager says."""
@@ -57,6 +61,13 @@ class MemoryStager:
             raise self.failures[source.path]
         tensor = StagedTensor("w", "F32", (1,), 0, 0, 4, (1, 2))
         return MemoryCheckpoint(source.path, (), (tensor,), digest_of(source.path), self.closings)
+
+    async def judge(self, tensors: Mapping[str, Form], *, whole: bool) -> None:
+        """As Stager says."""
+        self.judged.append((dict(tensors), whole))
+        await asyncio.sleep(self.judging_s)
+        for name in sorted(self.misfits & tensors.keys()):
+            raise engine_error(FailureReason.COVERAGE_FAILED, f"tensor {name}: the model has no such tensor")
 
 
 class MemoryEngine:

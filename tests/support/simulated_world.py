@@ -210,12 +210,12 @@ class World(Looks, Kubelet):
         before = known.state
         if before is None or before.incarnation != state.incarnation or state.epoch > before.epoch:
             known = UNKNOWN
-        setbacks, last = known.setbacks, known.last_setback
+        setbacks, last, of = known.setbacks, known.last_setback, known.setback_epoch
         operation = state.operation
         failed = operation is not None and operation.status is OperationStatus.FAILED
         if failed and (known.state is None or known.state.operation != operation):
-            setbacks, last = setbacks + 1, self.now
-        self.views[uid] = GuardView(state, True, self.now, "", known.refusals, setbacks, last)
+            setbacks, last, of = setbacks + 1, self.now, max(state.epoch, of or 0)
+        self.views[uid] = GuardView(state, True, self.now, "", known.refusals, setbacks, last, of)
         seen = (state.incarnation, state.sequence)
         self.news = self.news or self._seen.get(uid) != seen
         self._seen[uid] = seen
@@ -343,7 +343,11 @@ class World(Looks, Kubelet):
         entry = (type(call.command).__name__, text)
         refusals = tuple(other for other in view.refusals if other != entry)
         self.views[call.pod_uid] = replace(
-            view, refusals=(*refusals, entry)[-8:], setbacks=view.setbacks + 1, last_setback=self.now
+            view,
+            refusals=(*refusals, entry)[-8:],
+            setbacks=view.setbacks + 1,
+            last_setback=self.now,
+            setback_epoch=max(call.command.epoch, view.setback_epoch or 0),
         )
 
 

@@ -193,7 +193,7 @@ class AdapterClient:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._run(self._adapter.push_init(self._backend, init_info, DEADLINE_S))
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
         self._run(self._adapter.push_start(DEADLINE_S))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class Engine:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._do(lambda: self.backend.init(init_info, Seat(0, 1), self.deadline_s))
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
         self.came = {}
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

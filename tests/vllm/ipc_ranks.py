@@ -94,7 +94,7 @@ class Engine:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._all("init", init_info)
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
         self._all("start")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from rollfleet_engine.faults.injector import Injector
 from rollfleet_engine.faults.plan import Call, FaultType, Rule, choose
 from rollfleet_engine.guard.checkpoints import OnProgress, Stager
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError, Received
-from rollfleet_engine.weights.coverage import layer_of
+from rollfleet_engine.weights.coverage import Form, layer_of
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_protocol.commands import CheckpointSource, PauseMode
 from rollfleet_protocol.sleep import Tag
@@ -173,3 +173,7 @@ class FaultyStager:
         """As Stager says."""
         await self._faults.before(Call.ENGINE_STAGE, _UNBOUNDED_S)
         return await self._inner.stage(source, on_progress)
+
+    async def judge(self, tensors: Mapping[str, Form], *, whole: bool) -> None:
+        """Never struck: it asks nothing of the engine."""
+        await self._inner.judge(tensors, whole=whole)

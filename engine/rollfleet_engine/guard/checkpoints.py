@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from rollfleet_engine.guard.ports import EngineError
-from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
+from rollfleet_engine.weights.coverage import Form, ModelTensors, read_model_tensors, require_fits
 from rollfleet_engine.weights.errors import CheckpointError
 from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
 from rollfleet_protocol.commands import CheckpointRoot, CheckpointSource
@@ -17,6 +17,11 @@ from rollfleet_protocol.state import FailureReason
 MOST_HANGING = 4  # tries that were given up, and whose file system has not answered yet
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all; called in the event loop
+T = TypeVar("T")
+
+
+def _forget(_: object) -> None:
+    """Nothing is held."""
 
 
 class Stager(Protocol):
@@ -24,6 +29,13 @@ class Stager(Protocol):
 
     async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
         """Raises EngineError. Cancelled, it lets go of everything it opened."""
+        ...
+
+    async def judge(self, tensors: Mapping[str, Form], *, whole: bool) -> None:
+        """Compare what a trainer is about to send with the model; `whole`: no others come.
+
+        Raises EngineError with COVERAGE_FAILED, or that the model's own files cannot be read.
+        """
         ...
 
 
@@ -39,31 +51,53 @@ class CheckpointStager:
     async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
         """As Stager says."""
         root = self._root(source)
-        self._require_answers()
         loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[StagedCheckpoint] = loop.create_future()
         cancelled = threading.Event()
 
         def progress(done: int, total: int) -> None:
             loop.call_soon_threadsafe(on_progress, done, total)
 
-        def work() -> None:
+        def work() -> StagedCheckpoint:
+            return stage_checkpoint(
+                root,
+                source.path,
+                self._model_tensors(),
+                confined=source.root is CheckpointRoot.CHECKPOINTS,
+                progress=progress,
+                cancelled=cancelled,
+            )
+
+        try:
+            return await self._in_thread(work, let_go=StagedCheckpoint.close)
+        finally:
+            cancelled.set()
+
+    async def judge(self, tensors: Mapping[str, Form], *, whole: bool) -> None:
+        """As Stager says."""
+        await self._in_thread(lambda: require_fits(tensors, self._model_tensors(), whole=whole))
+
+    async def _in_thread(self, work: Callable[[], T], let_go: Callable[[T], None] = _forget) -> T:
+        """What it returns, or EngineError. `let_go` of what is ready when nobody waits any more."""
+        self._require_answers()
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+
+        def deliver(found: T) -> None:
+            if outcome.done():  # nobody waits any more
+                let_go(found)
+            else:
+                outcome.set_result(found)
+
+        def run() -> None:
             try:
-                staged = stage_checkpoint(
-                    root,
-                    source.path,
-                    self._model_tensors(),
-                    confined=source.root is CheckpointRoot.CHECKPOINTS,
-                    progress=progress,
-                    cancelled=cancelled,
-                )
+                found = work()
             except BaseException as error:  # noqa: BLE001 - carried over to the event loop, which raises it again
                 loop.call_soon_threadsafe(_fail, outcome, error)
             else:
-                loop.call_soon_threadsafe(_deliver, outcome, staged)
+                loop.call_soon_threadsafe(deliver, found)
 
         # Not an executor: a file system that hangs must not hold up the end of the process.
-        thread = threading.Thread(target=work, name="rollfleet-staging", daemon=True)
+        thread = threading.Thread(target=run, name="rollfleet-staging", daemon=True)
         self._threads.append(thread)
         thread.start()
         try:
@@ -72,10 +106,8 @@ class CheckpointStager:
             raise EngineError(error.reason, error.message) from error
         except asyncio.CancelledError:
             if outcome.done() and not outcome.cancelled() and outcome.exception() is None:
-                outcome.result().close()  # it was ready, and the wait for it was cancelled in the same turn of the loop
+                let_go(outcome.result())  # it was ready, and the wait for it was cancelled in the same turn of the loop
             raise
-        finally:
-            cancelled.set()
 
     def _require_answers(self) -> None:
         """Who is given up while the file system hangs can't be ended: each try more would leave a thread behind."""
@@ -101,13 +133,6 @@ class CheckpointStager:
         return self._tensors
 
 
-def _deliver(outcome: asyncio.Future[StagedCheckpoint], staged: StagedCheckpoint) -> None:
-    if outcome.done():  # nobody waits any more
-        staged.close()
-    else:
-        outcome.set_result(staged)
-
-
-def _fail(outcome: asyncio.Future[StagedCheckpoint], error: BaseException) -> None:
+def _fail(outcome: "asyncio.Future[Any]", error: BaseException) -> None:
     if not outcome.done():
         outcome.set_exception(error)

@@ -59,13 +59,14 @@ async def _init(session: PushSession, body: bytes) -> None:
 
 
 async def _start(session: PushSession, body: bytes) -> None:
-    StartCall.model_validate_json(_or_empty(body))
-    await session.start()
+    _require_few_values(body)
+    call = StartCall.model_validate_json(_or_empty(body))
+    await session.start(call.tensors, whole=call.whole)
 
 
 async def _update(session: PushSession, body: bytes) -> None:
     _require_few_values(body)
-    await session.update(UpdateCall.model_validate_json(body).update_info.model_dump(exclude_unset=True))
+    await session.update(UpdateCall.model_validate_json(body).update_info)
 
 
 async def _finish(session: PushSession, body: bytes) -> None:
@@ -88,7 +89,7 @@ def _or_empty(body: bytes) -> bytes:
 
 _PHASES: Mapping[str, _Phase] = {
     "/init_weight_transfer_engine": _Phase("init", LARGEST_INIT, _init, "Weight transfer initialized"),
-    "/start_weight_update": _Phase("start", LARGEST_WORD, _start, "Weight update started"),
+    "/start_weight_update": _Phase("start", LARGEST_BODY, _start, "Weight update started"),
     "/update_weights": _Phase("update", LARGEST_BODY, _update, "Weights updated"),
     "/finish_weight_update": _Phase("finish", LARGEST_WORD, _finish, "Weight update finished"),
 }

@@ -300,7 +300,15 @@ class Operations:
         if workers != push.workers:
             message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
-        session = PushSession(self._adapter, command, push, deadline, lambda: self._touch(operation), self._unpickles)
+        session = PushSession(
+            self._adapter,
+            command,
+            push,
+            deadline,
+            lambda: self._touch(operation),
+            self._stager.judge,
+            self._unpickles,
+        )
         self.push = self._pushes[operation.id] = session
         try:
             return await session.run(recover=self._state().needs_recovery)

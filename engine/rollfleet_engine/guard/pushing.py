@@ -4,20 +4,24 @@ The transfer's operation waits here for the trainer; the calls of the native rou
 time, so that a trainer that hangs up does not stop an engine half-way. Whatever fails in a phase ends the transfer, and
 is told to both: to the trainer as the answer to its call, to the operator as the operation's failure.
 
-A task begins in a later turn of the loop than the call was taken in, and a command may come in between. So the weights
-count as touched before the task is made, and the task looks again whether the transfer goes on.
+Layers give up their tensors with the first update call, once what it announces is known to fit the model: until then
+a push that comes to nothing leaves the engine as it was. A task begins in a later turn of the loop than the call was
+taken in, and waits for that judgement, and a command may come in between. So the task looks again whether the transfer
+goes on, and the weights count as touched in the turn in which the engine is first asked.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from rollfleet_engine.guard.adapting import timed
 from rollfleet_engine.guard.deadline import Deadline
 from rollfleet_engine.guard.ports import EngineAdapter, EngineError, Received
+from rollfleet_engine.weights.coverage import Form
 from rollfleet_protocol.commands import Push, Transfer
+from rollfleet_protocol.pushes import TensorList, UpdateInfo
 from rollfleet_protocol.state import DigestSource, FailureReason, Transferred
 
 
@@ -27,6 +31,12 @@ class OutOfOrderError(Exception):
 
 class SupersededError(OutOfOrderError):
     """A newer epoch has begun, and nothing of this transfer counts any more."""
+
+
+class Judge(Protocol):
+    """As Stager.judge."""
+
+    async def __call__(self, tensors: Mapping[str, Form], *, whole: bool) -> None: ...
 
 
 LONGEST_GIVEN = 100  # characters of a trainer's own words in a refusal
@@ -45,7 +55,8 @@ def _nothing() -> None:
 class PushSession:
     """One push. `touch` is called before the first call that may put old tensors away; False: it must not be made.
 
-    `unpickles`: the spec consents to what a trainer pickled (insecureSerialization).
+    `judge` raises EngineError where tensors do not fit the model. `unpickles`: the spec consents to what a trainer
+    pickled (insecureSerialization).
     """
 
     def __init__(
@@ -55,9 +66,11 @@ class PushSession:
         push: Push,
         deadline: Deadline,
         touch: Callable[[], bool],
+        judge: Judge,
         unpickles: bool = False,
     ) -> None:
         self._unpickles = unpickles
+        self._judge = judge
         self._adapter = adapter
         self._command = command
         self._push = push
@@ -67,6 +80,7 @@ class PushSession:
         self._outcome: asyncio.Future[Transferred] = asyncio.get_running_loop().create_future()
         self._call: asyncio.Task[None] | None = None
         self._started = False
+        self._begun = False  # the workers were told to make ready for tensors
         self._updates = 0
         self._over = False
         self._superseded = ""  # by what
@@ -104,9 +118,12 @@ class PushSession:
         return "call finish_weight_update" if self._updates else "call update_weights"
 
     async def _failed(self, error: EngineError) -> EngineError:
-        """Until the third phase no tensor was loaded, and a reset gives the layers back what they had."""
+        """Until the third phase no tensor was loaded, and a reset gives the layers back what they had.
+
+        It also leaves the trainer's group: what a trainer forms next may have the same name.
+        """
         await self._end()
-        error.touched = self._updates > 0 or (self._started and not await self._put_back())
+        error.touched = self._updates > 0 or (not await self._put_back() and self._begun)
         return error
 
     async def _put_back(self) -> bool:
@@ -182,26 +199,56 @@ class PushSession:
             self._require(given == wanted, f"{name} is {wanted} in this update, not {repr(given)[:LONGEST_GIVEN]}")
         await self._perform("init", lambda left_s: self._adapter.push_init(self._push.backend, info, left_s))
 
-    async def start(self) -> None:
-        """Phase 2."""
+    async def start(self, tensors: TensorList | None = None, *, whole: bool = False) -> None:
+        """Phase 2. What the trainer says that it will send is compared with the model; nothing is touched."""
         self._require_turn("start")
-        if not self._touch():
-            self.refuse()
-            raise OutOfOrderError(_ENDED)
         self._started = True
-        await self._perform("start", self._adapter.push_start)
 
-    async def update(self, info: Mapping[str, Any]) -> None:
+        async def start(left_s: float) -> None:
+            if tensors is not None:
+                await self._require_fit(tensors, left_s, whole=whole)
+
+        await self._perform("start", start)
+
+    async def update(self, info: UpdateInfo) -> None:
         """Phase 3, as often as the trainer likes."""
         self._require_turn("update")
 
         async def update(left_s: float) -> None:
-            if info.get("ipc_handles_pickled") is not None and not self._unpickles:
+            if info.ipc_handles_pickled is not None and not self._unpickles:
                 raise EngineError(FailureReason.TRANSFER_FAILED, _PICKLED)
+            if not self._begun:
+                await self._require_fit(info, left_s)
+                await self._begin()
+                self._require_unbroken()
             self._updates += 1
-            await self._adapter.push_update(info, left_s)
+            await self._adapter.push_update(info.model_dump(exclude_unset=True), self._deadline.left())
 
         await self._perform("update", update)
+
+    async def _require_fit(self, tensors: TensorList, left_s: float, *, whole: bool = False) -> None:
+        forms = {each.name: (each.dtype, each.shape) for each in tensors.tensors()}
+        try:
+            async with asyncio.timeout(left_s):
+                await self._judge(forms, whole=whole)
+        except TimeoutError:
+            message = f"the model's own tensors could not be read within {left_s:g} s: does its file system answer?"
+            raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from None
+
+    async def _begin(self) -> None:
+        """The engine's own second phase, in the turn in which the transfer is seen to go on."""
+        self._require_unbroken()
+        if not self._touch():
+            self.refuse()
+            raise OutOfOrderError(_ENDED)
+        self._begun = True
+        seconds: dict[str, float] = {}
+        try:
+            with timed(seconds, "start"):
+                await self._adapter.push_start(self._deadline.left())
+        finally:
+            self._count("start", seconds["start"])
+            self._count("update", -seconds["start"])  # of the call that it is part of
 
     async def finish(self, weight_version: str | None, digest: str | None) -> None:
         """Phase 4. A label that is not this update's version is refused: it would name weights that are not these."""
@@ -236,6 +283,10 @@ class PushSession:
         if self._broke_off:
             self._settle(EngineError(FailureReason.TRANSFER_FAILED, self._broke_off))
 
+    def _require_unbroken(self) -> None:
+        self._end_broken_off()
+        self._require_goes_on()
+
     def _require(self, holds: bool, otherwise: str) -> None:
         self._require_goes_on()
         if self._reading:
@@ -262,8 +313,7 @@ class PushSession:
         self, phase: str, call: Callable[[float], Coroutine[Any, Any, None]], then: Callable[[], None]
     ) -> None:
         await self._ready.wait()
-        self._end_broken_off()
-        self._require_goes_on()
+        self._require_unbroken()
         seconds: dict[str, float] = {}
         try:
             with timed(seconds, phase):
@@ -275,10 +325,12 @@ class PushSession:
             self._settle(EngineError(FailureReason.TRANSFER_FAILED, f"{phase}: {type(error).__name__}: {error}"))
             raise
         finally:
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds.get(phase, 0.0)
-        self._end_broken_off()
-        self._require_goes_on()  # what came to its end for nobody is no success
+            self._count(phase, seconds[phase])
+        self._require_unbroken()  # what came to its end for nobody is no success
         then()
+
+    def _count(self, phase: str, seconds: float) -> None:
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
 
     def _with_words(self, error: EngineError) -> EngineError:
         """A transfer that failed on the way may have been broken off at the other end; a wrong tensor was not."""

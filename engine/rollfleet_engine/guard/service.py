@@ -96,6 +96,9 @@ class GuardService:
         self._changed = asyncio.Event()
         self._followers = 0
         self._timer: asyncio.Task[None] | None = None
+        self._stager = stager
+        self._reads_ahead = bool(backend)  # the first push must not wait for it, with the fleet closed
+        self._reading: asyncio.Task[None] | None = None
         self._broken = ""  # why the process must be restarted though its core lives
 
     # --- life
@@ -104,13 +107,22 @@ class GuardService:
         """Begin to watch the clock and the core."""
         self._timer = asyncio.create_task(self._watch(), name="rollfleet-guard-timer")
         self._timer.add_done_callback(self._require_no_crash)
+        if self._reads_ahead:
+            self._reading = asyncio.create_task(self._read_ahead(), name="rollfleet-guard-reading")
 
     async def stop(self) -> None:
         """The process ends."""
-        if self._timer is not None:
-            self._timer.cancel()
-            await asyncio.wait({self._timer})
+        tasks = {task for task in (self._timer, self._reading) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         await self._operations.stop(timeout_s=1.0)
+
+    async def _read_ahead(self) -> None:
+        """What the model's own tensors are. Where they cannot be read a push will say so."""
+        with suppress(EngineError):
+            await self._stager.judge({}, whole=False)
 
     def break_down(self, why: str) -> None:
         """The guard can no longer be controlled: let the kubelet restart the container."""

@@ -16,7 +16,7 @@ from rollfleet_engine.simulator.model import following_logprobs
 from rollfleet_engine.simulator.weights import HeldWeights, elements_by_layer, read_again
 from rollfleet_engine.weights.backends.base import Seat
 from rollfleet_engine.weights.backends.receiving import Receiving
-from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
+from rollfleet_engine.weights.coverage import Form, ModelTensors, read_model_tensors
 from rollfleet_engine.weights.errors import CheckpointError, PushError
 from rollfleet_engine.weights.staging import StagedCheckpoint
 from rollfleet_engine.weights.transfer import CheckpointReader, CheckpointUpdate
@@ -268,6 +268,10 @@ class PacedStager:
         """As rollfleet_engine.guard.checkpoints.Stager says."""
         await asyncio.sleep(self._step_s)
         return await self._stager.stage(source, on_progress)
+
+    async def judge(self, tensors: Mapping[str, Form], *, whole: bool) -> None:
+        """As rollfleet_engine.guard.checkpoints.Stager says."""
+        await self._stager.judge(tensors, whole=whole)
 
 
 def _too_late(what: str, deadline_s: float) -> EngineError:

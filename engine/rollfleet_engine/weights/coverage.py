@@ -114,13 +114,20 @@ def require_known(found: Mapping[str, Form], model: ModelTensors) -> None:
             raise _failed(f"tensor {name}: the trainer sends {sent}, the model has {held}")
 
 
+def require_fits(found: Mapping[str, Form], model: ModelTensors, *, whole: bool) -> None:
+    """Of tensors that a trainer announces before it sends the first one; `whole`: no others come."""
+    require_known(found, model)
+    if whole:
+        require_all_came(found.keys(), model)
+
+
 def require_all_came(names: Collection[str], model: ModelTensors) -> None:
     """Of all tensors of a push: none is missing, and nothing is not something."""
     if not names:
-        raise _failed("the trainer sent no tensor")
+        raise _failed("the trainer sends no tensor")
     missing = sorted(name for name in model.tensors.keys() - set(names) if not model.optional(name))
     if missing:
-        raise _failed(f"tensor {_some(missing)}: the model has it, the trainer did not send it")
+        raise _failed(f"tensor {_some(missing)}: the model has it, the trainer does not send it")
 
 
 def _difference(

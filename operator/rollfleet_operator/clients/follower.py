@@ -136,7 +136,7 @@ class Follower:
             vouched=max(self._met_at, self._recorded),
         )
         if _failed_anew(known, state):
-            self._set_back()
+            self._set_back(state.epoch)
         self.heard.set()
         if is_news:
             self._on_change()
@@ -203,7 +203,7 @@ class Follower:
         entry = (type(command).__name__, clipped(text))
         others = tuple(other for other in self.view.refusals if other != entry)
         self.view = replace(self.view, refusals=(*others, entry)[-MAX_REFUSALS:])
-        self._set_back()
+        self._set_back(command.epoch)
         self._on_change()
 
     def _let_arm_again(self) -> None:
@@ -215,10 +215,16 @@ class Follower:
 
     def _start_over(self) -> None:
         """Another process, or another epoch: what failed before says nothing any more."""
-        self.view = replace(self.view, refusals=(), setbacks=0, last_setback=None)
+        self.view = replace(self.view, refusals=(), setbacks=0, last_setback=None, setback_epoch=None)
 
-    def _set_back(self) -> None:
-        self.view = replace(self.view, setbacks=self.view.setbacks + 1, last_setback=self._clock())
+    def _set_back(self, epoch: int) -> None:
+        view = self.view
+        self.view = replace(
+            view,
+            setbacks=view.setbacks + 1,
+            last_setback=self._clock(),
+            setback_epoch=max(epoch, view.setback_epoch or 0),
+        )
 
     async def _poll(self, after: int | None) -> EngineState | None:
         """One long poll; None where somebody was in a hurry.

@@ -146,7 +146,7 @@ class CatchUp:
                 self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])
         elif self._has_changed(state, OperationName.TRANSFER):
             self.stuck[engine.name] = Joiner(Obstacle.CHANGED, own_words(engine)[1])
-            due = back_off_until(engine, OperationName.TRANSFER.value)
+            due = back_off_until(engine, OperationName.TRANSFER.value, self.epoch)
             stale = due is None or due <= self.work.now
             self.burn = self.burn or stale
             if due is not None and not stale:

@@ -86,14 +86,14 @@ def transfer(update: Update) -> Move:
     seconds = update.weight_version.spec.deadlines.transfer_seconds
     deadline = update.deadline(seconds)
     seats = [_seat(update, target, OperationName.TRANSFER) for target in update.status.targets]
-    move = _judge(update, seats, seconds, deadline, "Transferring")
+    move = _judge(update, seats, seconds, deadline, Phase.TRANSFERRING)
     if move is not None:
         return move
     if all(seat.at_rest for seat in seats):
         return _transferred(update, seats, seconds, deadline)
     if update.pushed and (lost := loss(update)):
-        states = [find_target(update, target)[1] for target in update.status.targets]
-        return Move(_told(update, seats), failed(Reason.SENDER_LOST, lost), untouched=is_untouched(update, states))
+        untouched = _is_untouched(update)
+        return Move(_told(update, seats), failed(Reason.SENDER_LOST, lost), untouched=untouched, final=untouched)
     for seat in seats:
         if seat.standing is Standing.WORKING and seat.engine is not None:
             _give(update, seat, deadline)
@@ -110,7 +110,7 @@ def _transferred(update: Update, seats: list[Seat], seconds: int, deadline: Dead
             return found
         update = with_record(update, found)
         seats = [_seat(update, seat.target, OperationName.TRANSFER) for seat in seats]
-        move = _judge(update, seats, seconds, deadline, "Transferring")
+        move = _judge(update, seats, seconds, deadline, Phase.TRANSFERRING)
         if move is not None:
             return move
     _verify_all(update, seats, update.weight_version.spec.deadlines.verify_seconds)
@@ -122,7 +122,7 @@ def verify(update: Update) -> Move:
     seconds = update.weight_version.spec.deadlines.verify_seconds
     deadline = update.deadline(seconds)
     seats = [_seat(update, target, OperationName.VERIFY) for target in update.status.targets]
-    move = _judge(update, seats, seconds, deadline, "Verifying")
+    move = _judge(update, seats, seconds, deadline, Phase.VERIFYING)
     if move is not None:
         return move
     if not all(seat.at_rest for seat in seats):
@@ -190,7 +190,7 @@ def _state(seat: Seat) -> EngineState | None:
     return seat.engine.state if seat.engine is not None and seat.standing is Standing.DONE else None
 
 
-def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, phase: str) -> Move | None:
+def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, phase: Phase) -> Move | None:
     """The end of the update, if this is it."""
     told = _told(update, seats)
     broken = [seat for seat in seats if seat.standing is Standing.FAILED]
@@ -202,7 +202,8 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
         text = f"{first.target.name}: {first.text}"
         if misfit is not None and update.weight_version.spec.on_failure.attempts > 1:
             text += "; it is not tried again: the same weights would end alike"
-        return Move(told, failed(first.reason, text), final=misfit is not None)
+        untouched = phase is Phase.TRANSFERRING and _is_untouched(update)
+        return Move(told, failed(first.reason, text), untouched=untouched, final=misfit is not None)
     gone = in_short([seat.target.name for seat in seats if seat.standing is Standing.OUT])
     if left == 0:
         text = f"{phase}: every engine of the update restarted or vanished: {gone}"
@@ -213,6 +214,12 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     if deadline.passed(update.now) and not all(seat.at_rest for seat in seats):
         return Move(told, overdue(phase, seconds, _held_up(seats)))
     return None
+
+
+def _is_untouched(update: Update) -> bool:
+    """Of a push: by the word of every target it holds what it held."""
+    states = [find_target(update, target)[1] for target in update.status.targets]
+    return update.pushed and is_untouched(update, states)
 
 
 def _misfit(update: Update, seats: list[Seat]) -> Seat | None:

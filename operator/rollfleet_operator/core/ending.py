@@ -77,10 +77,10 @@ def fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     status, policy = update.status, update.weight_version.spec.on_failure
     touching = status.phase in TOUCHED
     touched = touching and not move.untouched
-    if touched and status.attempt < policy.attempts and not move.final:
+    if touching and status.attempt < policy.attempts and not move.final:
         return _try_again(update, move, ending)
     epoch = next_epoch(update) if touching else update.record.epoch
-    ending, aftermath = _with_aftermath(update, ending, touched=touched)
+    ending, aftermath = _with_aftermath(update, ending, touched=touched, told=move.untouched)
     record = replace(update.record, epoch=epoch, last_finished=last_finished(update, update.version, ending, aftermath))
     told = with_history(update, enter(with_pause(move.status, update.now), Phase.FAILED, update.now), ending)
     held = ending.message if aftermath is Aftermath.HELD else ""
@@ -120,14 +120,17 @@ def _try_again(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     return UpdatePlan(replace(update.record, epoch=epoch), status, None)
 
 
-def _with_aftermath(update: Update, ending: Ending, *, touched: bool) -> tuple[Ending, Aftermath]:
-    """What becomes of the fleet, said where the failure is told."""
+def _with_aftermath(update: Update, ending: Ending, *, touched: bool, told: bool) -> tuple[Ending, Aftermath]:
+    """What becomes of the fleet, said where the failure is told.
+
+    told: all targets say that they hold what they held, whatever attempts before did to the rest.
+    """
     status, committed = update.status, update.record.committed
     cause = clip(ending.message, MAX_CAUSE)
     if status.attempt > 1 and status.phase in UNDER_WAY:
         cause = f"attempt {status.attempt}: {cause}"
     version = "the version before" if committed is None else f"version {committed.version}"
-    if not touched and status.last_attempt is None:
+    if told or (not touched and status.last_attempt is None):
         return _told(ending, ending.reason, cause, f"no weights were touched, {version} stays"), Aftermath.REOPENED
     if update.weight_version.spec.on_failure.type is FailureType.HOLD:
         text = f"spec.onFailure is Hold: touched engines stay closed until {HELD_UNTIL}"

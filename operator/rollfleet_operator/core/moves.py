@@ -276,7 +276,7 @@ def quiet(engine: Engine, state: EngineState, epoch: int) -> bool:
     newest = state.operation
     if newest is not None and newest.name is OperationName.CLOSE and newest.status is OperationStatus.FAILED:
         return state.armed  # it paused and did not drain: Arm would be refused again and again
-    return state.armed or just_closed(state, epoch) or back_off_until(engine, Arm.__name__) is None
+    return state.armed or just_closed(state, epoch) or back_off_until(engine, Arm.__name__, epoch) is None
 
 
 def just_closed(state: EngineState, epoch: int) -> bool:

@@ -114,6 +114,7 @@ class GuardView:
     ] = ()  # (command name, text) refused or failed at this incarnation and epoch, newest last
     setbacks: int = 0  # commands refused and operations seen to fail at this incarnation and epoch, repeats counted
     last_setback: datetime | None = None  # when the newest of them was seen; what retries are counted from
+    setback_epoch: int | None = None  # that it was about: a command of a newer one has not been tried yet
     disowned: bool = False  # the newest answer: it knows who we are, and obeys another operator
     unguarded: bool = False  # the newest answer: it does not refuse a command without identity; see `error`
     # The highest epoch that it can have come to honestly: what it named when it was met, or what was recorded since.

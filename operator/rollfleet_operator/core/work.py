@@ -21,7 +21,7 @@ class Work:
 
     def give(self, engine: Engine, command: Command, *, at_once: bool = False) -> bool:
         """Send the command unless it is backing off. `at_once` where the caller counts the attempts itself."""
-        due = None if at_once else back_off_until(engine, type(command).__name__)
+        due = None if at_once else back_off_until(engine, type(command).__name__, command.epoch)
         if due is not None and due > self.now:
             self.wake(due)
             return False
@@ -42,10 +42,15 @@ class Work:
         return min(self.wakes, default=None)
 
 
-def back_off_until(engine: Engine, name: str) -> datetime | None:
-    """When a command that was refused, or whose operation failed, may be given again; None: at once."""
+def back_off_until(engine: Engine, name: str, epoch: int) -> datetime | None:
+    """When a command that was refused, or whose operation failed, may be given again; None: at once.
+
+    Under a newer epoch it is another command: nobody waits for what failed under an older one.
+    """
     view = engine.guard
     if view is None or view.last_setback is None:
+        return None
+    if view.setback_epoch is not None and epoch > view.setback_epoch:
         return None
     refused = any(refused == name for refused, _ in view.refusals)
     operation = None if view.state is None else view.state.operation

@@ -48,16 +48,17 @@ def whole_or_closed(guarded: Guarded) -> bool:
 
 
 @pytest.mark.parametrize("command", [cancel, newer_close])
-@pytest.mark.parametrize("turns", range(6))
+@pytest.mark.parametrize("turns", range(12))
 @pytest.mark.parametrize("first", ["call", "command"])
-async def test_a_command_beside_start_opens_nothing_over_layers_that_were_given_away(
+async def test_a_command_beside_the_first_update_opens_nothing_over_layers_that_were_given_away(
     guarded: Guarded, command: Callable[[Guarded], Command], turns: int, first: str
 ) -> None:
     """From any turn of the one to any turn of the other."""
     session = await order(guarded)
+    await session.start()
     tasks: dict[str, asyncio.Task[Any]] = {}
     for which in (first, "command" if first == "call" else "call"):
-        work = session.start() if which == "call" else guarded.service.command(command(guarded))
+        work = session.update(UPDATE) if which == "call" else guarded.service.command(command(guarded))
         tasks[which] = asyncio.create_task(work)
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -114,7 +115,7 @@ async def test_no_phase_begins_in_the_engine_once_the_transfer_is_given_up(guard
     with pytest.raises(OutOfOrderError, match="has ended"):
         await calling
     assert guarded.engine.calls[f"push_{phase}"] == 0
-    assert guarded.state.weights.state is (WeightsState.VERIFIED if phase == "init" else WeightsState.UNCERTAIN)
+    assert guarded.state.weights.state is (WeightsState.UNCERTAIN if phase == "finish" else WeightsState.VERIFIED)
 
 
 @pytest.mark.parametrize("command", [cancel, newer_close])

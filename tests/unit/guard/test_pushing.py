@@ -13,13 +13,14 @@ from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.guard.pushing import OutOfOrderError, PushSession
 from rollfleet_engine.guard.service import RejectedError
 from rollfleet_protocol.commands import Push, Sender, Transfer
+from rollfleet_protocol.pushes import TensorList, UpdateInfo
 from rollfleet_protocol.state import DigestSource, EngineState, FailureReason, Gate, OperationStatus, WeightsState
 from tests.support.guards import DEADLINE_S, Guarded
 from tests.support.memory_engine import MemoryEngine, digest_of, engine_error
 
 GRPO = Caller("system:serviceaccount:rl:grpo", "grpo-uid")
 PUSH = Push(sender=Sender(subject=GRPO.subject, uid=GRPO.uid), backend="gloo", rank_offset=1, world_size=2, workers=1)
-UPDATE: dict[str, Any] = {"names": ["step-2"]}
+UPDATE = UpdateInfo(names=["step-2"], dtype_names=["float32"], shapes=[[1]])
 
 
 pytestmark = pytest.mark.looptime
@@ -54,8 +55,10 @@ async def test_the_four_phases_lead_to_loaded_and_open(guarded: Guarded) -> None
     assert guarded.state.weights.state is WeightsState.VERIFIED, "nothing is touched before the trainer begins"
     await session.init({"rank_offset": 1, "world_size": 2})
     await session.start()
-    assert guarded.state.weights.state is WeightsState.UPDATING
+    assert guarded.state.weights.state is WeightsState.VERIFIED, "nor before the tensors are known to fit"
+    assert not guarded.engine.calls["push_start"]
     await session.update(UPDATE)
+    assert guarded.state.weights.state is WeightsState.UPDATING
     await session.finish("2", digest_of("step-2"))
     state = await guarded.ended()
     assert (state.weights.state, state.weights.digest) == (WeightsState.LOADED, digest_of("step-2"))
@@ -86,8 +89,83 @@ async def test_an_empty_body_starts_an_update_as_vllm_s_own_client_sends_it(guar
     async def read(largest: int) -> bytes:
         return body
 
+    session = guarded.service.push
+    assert session is not None
     await NativeRoutes(guarded.service).answer(GRPO, "/start_weight_update", read)
+    await session.update(UPDATE)
     assert guarded.state.weights.state is WeightsState.UPDATING
+
+
+OTHERS = TensorList(names=["model.nom"], dtype_names=["float32"], shapes=[[1]])
+OTHERS_UPDATE = UpdateInfo.model_validate(OTHERS.model_dump(exclude_unset=True))
+
+
+@pytest.mark.parametrize("told", ["at the start", "by the first update", "by a later update"])
+async def test_tensors_that_do_not_fit_are_refused_before_layers_give_up_theirs(guarded: Guarded, told: str) -> None:
+    guarded.stager.misfits = {"model.nom"}
+    session = await order(guarded)
+
+    async def push() -> None:
+        await session.start(OTHERS if told == "at the start" else None, whole=True)
+        if told == "by a later update":
+            await session.update(UPDATE)
+            guarded.engine.failures["push_update"] = engine_error(FailureReason.COVERAGE_FAILED, "model.nom: unknown")
+        await session.update(OTHERS_UPDATE)
+
+    with pytest.raises(EngineError, match=r"model\.nom"):
+        await push()
+    state = await guarded.ended()
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.reason is FailureReason.COVERAGE_FAILED
+    late = told == "by a later update"
+    assert state.weights.state is (WeightsState.UNCERTAIN if late else WeightsState.VERIFIED)
+    assert guarded.engine.calls["push_start"] == late
+    if not late:
+        assert (await guarded.cancel(2)).gate is Gate.OPEN
+
+
+async def test_what_is_said_to_be_all_is_judged_as_all(guarded: Guarded) -> None:
+    session = await order(guarded)
+    await session.start(OTHERS, whole=True)
+    assert guarded.stager.judged[-1] == ({"model.nom": ("F32", (1,))}, True)
+    judged = len(guarded.stager.judged)
+    await session.update(UPDATE)
+    await session.update(UPDATE)
+    assert guarded.stager.judged[judged:] == [({"step-2": ("F32", (1,))}, False)], "workers look at what comes later"
+    assert guarded.engine.calls["push_start"] == 1
+
+
+async def test_a_model_whose_files_cannot_be_read_ends_the_push_untouched(guarded: Guarded) -> None:
+    guarded.stager.judging_s = 1000
+    session = await order(guarded, deadline_s=2)
+    with pytest.raises(EngineError, match="does its file system answer"):
+        await session.start(OTHERS)
+    state = await guarded.ended()
+    assert state.weights.state is WeightsState.VERIFIED
+    assert state.operation is not None
+    assert state.operation.failure is not None
+    assert state.operation.failure.reason is FailureReason.DEADLINE_EXCEEDED
+
+
+@pytest.mark.parametrize("what", ["abort", "newer epoch", "cancel"])
+async def test_what_ends_a_push_while_it_is_judged_leaves_the_engine_untouched(guarded: Guarded, what: str) -> None:
+    guarded.stager.judging_s = 1
+    session = await order(guarded)
+    await session.start()
+    updating = asyncio.create_task(session.update(UPDATE))
+    await asyncio.sleep(0.1)
+    if what == "abort":
+        session.abort("no more")
+    elif what == "cancel":
+        await guarded.cancel(2)
+    else:
+        await guarded.close(3, 2)
+    with pytest.raises(OutOfOrderError, match="ended"):
+        await updating
+    state = await guarded.ended()
+    assert state.weights.state is WeightsState.VERIFIED
+    assert not guarded.engine.calls["push_start"]
 
 
 async def test_calls_out_of_order_change_nothing_and_say_what_comes_first(guarded: Guarded) -> None:
@@ -143,7 +221,7 @@ async def test_what_fails_is_told_to_both_and_touches_from_the_third_phase_on(
     assert state.operation.failure is not None
     assert state.operation.failure.message == "rank 3: no memory"
     assert state.weights.state is (WeightsState.UNCERTAIN if touched else WeightsState.VERIFIED)
-    assert guarded.engine.calls["recover"] == (1 if phase == "push_start" else 0)
+    assert guarded.engine.calls["recover"] == (0 if touched else 1), "workers leave the group"
     if not touched:
         assert (await guarded.cancel(2)).gate is Gate.OPEN
 
@@ -218,6 +296,7 @@ async def test_a_silent_trainer_is_waited_for_up_to_the_deadline(guarded: Guarde
 async def test_a_newer_epoch_waits_for_no_trainer(guarded: Guarded) -> None:
     session = await order(guarded)
     await session.start()
+    await session.update(UPDATE)
     with pytest.raises(RejectedError):
         await guarded.arm(3)
     state = await guarded.ended()
@@ -275,9 +354,10 @@ async def test_a_trainer_that_hears_of_a_failure_first_does_not_hide_it(
     guarded: Guarded, reason: FailureReason, told: str
 ) -> None:
     """An engine that refuses a tensor leaves the group: its trainer breaks off before the engine's report is read."""
-    guarded.engine.failures["push_update"] = engine_error(reason, "rank 0: tensor x")
     session = await order(guarded)
     await session.start()
+    await session.update(UPDATE)
+    guarded.engine.failures["push_update"] = engine_error(reason, "rank 0: tensor x")
     guarded.engine.slow_s = 5
     running = asyncio.create_task(session.update(UPDATE))
     await asyncio.sleep(0.1)
@@ -290,6 +370,22 @@ async def test_a_trainer_that_hears_of_a_failure_first_does_not_hide_it(
     assert state.operation is not None
     assert state.operation.failure is not None
     assert (state.operation.failure.reason, state.operation.failure.message) == (reason, told)
+
+
+async def test_a_trainer_that_breaks_off_before_the_first_tensor_leaves_the_engine_as_it_was(guarded: Guarded) -> None:
+    session = await order(guarded)
+    await session.start()
+    guarded.engine.slow_s = 5
+    running = asyncio.create_task(session.update(UPDATE))
+    await asyncio.sleep(0.1)
+    assert guarded.engine.order[-1] == "push_start"
+    session.abort("rank 3 died")
+    with pytest.raises(OutOfOrderError, match="ended"):
+        await running
+    state = await guarded.ended()
+    assert failure_of(state) == 'the trainer broke off: "rank 3 died"'
+    assert state.weights.state is WeightsState.VERIFIED
+    assert guarded.engine.order[-2:] == ["push_start", "recover"]
 
 
 async def test_a_trainer_that_breaks_off_while_workers_are_put_back_ends_the_push(guarded: Guarded) -> None:

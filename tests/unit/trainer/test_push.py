@@ -42,8 +42,8 @@ class Engine:
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._called("init", init_info)
 
-    def start_weight_update(self) -> None:
-        self._called("start", None)
+    def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
+        self._called("start", None if tensors is None else (tensors, whole))
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self._called("update", update_info)

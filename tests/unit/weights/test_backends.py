@@ -298,7 +298,7 @@ def test_c28_nothing_twice_and_too_little_are_never_a_whole_version(file: str) -
     with pytest.raises(CheckpointError, match="sent no tensor"):
         one.finish()
     list(one.receive(update(file, names=["a"], dtype_names=["float32"], shapes=[[2, 3]]), 5))
-    with pytest.raises(CheckpointError, match="tensor b: the model has it, the trainer did not send it"):
+    with pytest.raises(CheckpointError, match="tensor b: the model has it, the trainer does not send it"):
         one.finish()
     with pytest.raises(PushError, match="tensor a is sent twice"):
         list(one.receive(update(file), 5))
