@@ -295,7 +295,7 @@ def test_shm_follows_no_link_and_opens_no_pipe(file: str) -> None:
 
 def test_c28_nothing_twice_and_too_little_are_never_a_whole_version(file: str) -> None:
     one = receiving()
-    with pytest.raises(CheckpointError, match="sent no tensor"):
+    with pytest.raises(CheckpointError, match="sends no tensor"):
         one.finish()
     list(one.receive(update(file, names=["a"], dtype_names=["float32"], shapes=[[2, 3]]), 5))
     with pytest.raises(CheckpointError, match="tensor b: the model has it, the trainer does not send it"):
