@@ -144,6 +144,9 @@ class GlooSender(Sender):
                 del work
         self._group = None
 
+    def _give_up_group(self) -> None:
+        self._leave()
+
     def _leave(self) -> None:
         """Destroy the group and its store."""
         self._abandon()

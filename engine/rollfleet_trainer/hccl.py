@@ -124,6 +124,9 @@ class HcclSender(Sender):
         super()._break_off(why)
         self._leave()
 
+    def _give_up_group(self) -> None:
+        self._leave()
+
     def _leave(self) -> None:
         """Destroy the communicator. Of a broadcast that hangs, its thread does so when it comes back."""
         group, self._group = self._group, None

@@ -6,6 +6,7 @@ The engines' doors open a moment after the operator has told that all are ready:
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +16,12 @@ from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer.errors import GuardRefusedError, NotPossible, TrainerError
 from rollfleet_trainer.fan_out import FanOut, SyncClient, Target, group_size
 from rollfleet_trainer.looks import Seat
-from rollfleet_trainer.taken import Forms, listed_forms
+from rollfleet_trainer.taken import Forms, fits, listed_forms
 
 if TYPE_CHECKING:
     from rollfleet_trainer.sources import DigestedSource, Given
+
+logger = logging.getLogger("rollfleet.trainer")
 
 DOORS_S = 15.0  # the operator's Transfer goes out as soon as the status that we see is written
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 0.25
@@ -55,10 +58,8 @@ class Door:
     def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
         """Phase 2, once. tensors: of this part, where the push does not know those of all."""
         if not self._has_started:
-            known = self._of.coming
-            if known is None:
-                known, whole = tensors, whole and not self._of.more_follows
-            self._call(lambda: self._guard.start_weight_update(known, whole=whole))
+            known, is_all = self._of.known(tensors, whole=whole)
+            self._call(lambda: self._guard.start_weight_update(known, whole=is_all))
             self._has_started = True
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -125,7 +126,8 @@ class Push:
         self.more_follows = False  # parts: a finish before the last one is none
         self.finishing = False  # the last phase has been called somewhere
         self.finished = False  # at all engines
-        self.coming: dict[str, Any] | None = None  # all tensors, as update_weights tells them, where they are known
+        self._coming: dict[str, Any] | None = None  # all tensors, as update_weights tells them, where they are known
+        self._sources: list[dict[str, Any] | None] = []  # of each `source`, what it tells of itself
         self.sent_bytes = 0
         self._may_send = may_send
         self._address = address
@@ -197,7 +199,25 @@ class Push:
 
     def announce(self, forms: Forms) -> None:
         """These come, and no others: engines hear of them when the update starts, whatever the caller says then."""
-        self.coming = listed_forms(forms)
+        coming = listed_forms(forms)
+        if fits(coming):
+            self._coming = coming
+        else:
+            logger.warning(
+                "%d tensors are too many to be announced in one call: engines hear of the first ones", len(forms)
+            )
+
+    def known(self, tensors: dict[str, Any] | None, *, whole: bool) -> tuple[dict[str, Any] | None, bool]:
+        """Which tensors come, as far as it is known when the update starts, and whether they are all.
+
+        What was announced; else `tensors` and `whole`, as whoever starts it says; else what the one source told.
+        """
+        if self._coming is not None:
+            return self._coming, True
+        if tensors is not None:
+            return tensors, whole and not self.more_follows
+        told = self._sources[0] if len(self._sources) == 1 else None
+        return told, told is not None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Phase 3: blocks while the trainer sends, so run it beside that where the backend is a collective."""
@@ -223,7 +243,14 @@ class Push:
         """
         from rollfleet_trainer.sources import DigestedSource  # noqa: PLC0415 - needs torch
 
-        return DigestedSource(model, self._saw, self.took, self.announce)
+        place = len(self._sources)
+        self._sources.append(None)
+
+        def coming(forms: Forms) -> None:
+            listed = listed_forms(forms)
+            self._sources[place] = listed if fits(listed) else None
+
+        return DigestedSource(model, self._saw, self.took, coming)
 
     def _saw(self, digest: str) -> None:
         self._digest = digest

@@ -13,6 +13,7 @@ import torch
 from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES
 from rollfleet_trainer.errors import TrainerError, TransferError
 from rollfleet_trainer.fan_out import FanOut, Target, given_up, group_size, settle
+from rollfleet_trainer.taken import first_of, fits
 from rollfleet_trainer.tensors import Sent, listed
 
 NOTHING = "there are no tensors to send"
@@ -73,7 +74,7 @@ class Sender(ABC):
         if not tensors:
             self._break_off(NOTHING)
             raise ValueError(NOTHING)
-        self._start(listed(tensors))
+        self._start(tensors)
         sent = Sent() if sent is None else sent
         try:
             self._send(tensors, sent)
@@ -89,14 +90,21 @@ class Sender(ABC):
         self._fan.all(lambda target: target.client.finish_weight_update(weight_version, digest))
         return digest
 
-    def _start(self, coming: dict[str, Any]) -> None:
-        """An engine that refuses it has left the group, and those that take it wait for nothing more."""
+    def _start(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Phase 2. An engine that refuses it has left the group, and those that take it wait for nothing more."""
         try:
-            self._fan.all(lambda target: target.client.start_weight_update(coming))
+            coming = listed(tensors)
+            whole = fits(coming)
+            told = coming if whole else first_of(coming)
+            self._fan.all(lambda target: target.client.start_weight_update(told, whole=whole))
         except Exception as error:
-            self._leave()
+            self._give_up_group()
             self._break_off(f"{type(error).__name__}: {first_line(error)}")
             raise
+
+    def _give_up_group(self) -> None:
+        """Leave it, where there is one: the engines have. Of no use before the next init."""
+        self._receiving = ()
 
     def _update(self, info: Mapping[str, Any]) -> None:
         """Let every engine receive, in the background: what comes of it is in `_receiving`."""

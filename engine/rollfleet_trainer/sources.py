@@ -230,7 +230,7 @@ def parts(
 class DigestedSource:
     """A WeightSource around a model, or around another one: `done` is told the digest of each whole pass.
 
-    `coming` is told what a pass brings, as soon as that is known.
+    `coming` is told what a pass brings, when somebody asks for that.
     """
 
     def __init__(
@@ -241,8 +241,6 @@ class DigestedSource:
         self._done = done
         self._tick = tick
         self._coming = coming
-        if isinstance(given, torch.nn.Module | dict):  # others may have to make their tensors, or to gather
-            coming(forms_of(described(given) or ()))
 
     def metadata(self) -> list[Any]:
         """Name, dtype and full shape of every tensor, without gathering one. NotPossible for what tells none."""

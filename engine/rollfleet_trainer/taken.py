@@ -5,15 +5,17 @@ Engines would find it too, once the fleet is closed and they have put their old 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rollfleet_protocol.pushes import MOST_TENSORS
 from rollfleet_trainer.errors import NotPossible
 
 TOLD = 5  # tensors named in one message
 HEAD = "lm_head."  # where word embeddings are tied, either side may have the head or not
-MOST_TOLD_BYTES = 12 << 20  # of what is said of all tensors in one call, whose body may have a third more
-TOLD_BYTES = 14  # for a dtype, and for each dimension
+MOST_TOLD = 15 << 20  # bytes of what is said of tensors in one call: a guard takes 16 MiB
+FIRST = 10_000  # tensors of names as long as they may be
 Forms = Mapping[str, tuple[str, Sequence[int]]]  # dtype as "bfloat16", full shape
 
 
@@ -55,16 +57,23 @@ def differences(before: Forms, now: Forms) -> list[str]:
     return [*forms, *new, *gone]
 
 
-def listed_forms(forms: Forms) -> dict[str, Any] | None:
-    """names, dtype_names, shapes as the native calls have them; None where they are too many for one."""
-    nbytes = sum(len(name.encode()) + TOLD_BYTES * (1 + len(shape)) for name, (_, shape) in forms.items())
-    if not forms or nbytes > MOST_TOLD_BYTES:
-        return None
+def listed_forms(forms: Forms) -> dict[str, Any]:
+    """names, dtype_names, shapes as the native calls have them."""
     return {
         "names": list(forms),
         "dtype_names": [dtype for dtype, _ in forms.values()],
         "shapes": [list(shape) for _, shape in forms.values()],
     }
+
+
+def fits(tensors: Mapping[str, Any]) -> bool:
+    """Whether one call can say all of this."""
+    return len(tensors["names"]) <= MOST_TENSORS and len(json.dumps(tensors, ensure_ascii=False).encode()) <= MOST_TOLD
+
+
+def first_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """As many as fit into one call, whatever their names."""
+    return {name: values[:FIRST] for name, values in tensors.items()}
 
 
 def _form(form: tuple[str, Sequence[int]]) -> str:

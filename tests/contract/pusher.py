@@ -94,6 +94,8 @@ def push(settings: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if kept not in KEPT:
             return _push_anew(settings, kept)
+        if settings.get("joins"):
+            KEPT[kept].init()
         return {"digest": KEPT[kept].send(tensors_of(settings), settings.get("label"))}
     except (TransferError, ValueError) as error:
         return {"error": f"{type(error).__name__}: {error}"}

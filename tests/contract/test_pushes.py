@@ -146,6 +146,16 @@ def test_c28_what_does_not_cover_the_model_fails_by_name_on_both_sides(
     serves(reader, models, 3)
 
 
+def test_a_sender_that_was_refused_sends_what_is_right_after_another_init(
+    trainer: Trainer, reader: Client, models: Models, backend: str
+):
+    kept = {"keeps": f"again-{backend}", "group": "again"}
+    trainer.update(1, backend, **kept)
+    trainer.fail(backend, 2, omit=["model.norm.weight"], **kept)
+    trainer.update(2, backend, joins=True, **kept)
+    serves(reader, models, 2)
+
+
 @GLOO
 @pytest.mark.parametrize(
     ("change", "touches"),

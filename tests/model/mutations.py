@@ -89,6 +89,17 @@ def dead_in_a_push(schedule: Schedule) -> Schedule:
     return replace(in_good_weather(schedule), happenings=happenings, operators=1, trainers=1)
 
 
+def dead_half_way(schedule: Schedule) -> Schedule:
+    """A version that is stored nowhere, and a trainer that dies when some of the engines have tensors of the next.
+
+    The others take their time to open again.
+    """
+    happenings = (Happening(0.0, "push", 0, 0.0), Happening(40.0, "kill_trainer_in_phase", 0, 0.0, 2))
+    calm = in_good_weather(replace(schedule, happenings=happenings))
+    steps = (0.1, 0.1, 0.1, 0.1, 6.0)
+    return replace(calm, happenings=happenings, replicas=3, operators=1, trainers=1, step_s=steps)
+
+
 def two_processes(schedule: Schedule) -> Schedule:
     """Of one account, of which one sends without the Lease."""
     happenings = (
@@ -161,7 +172,7 @@ MUTATIONS = (
     Mutation("late joiner opened without catch-up", spoils.joiners_are_opened_as_they_are, (STALE, ATOMIC, ENDS)),
     Mutation("late joiners go on while weights change", spoils.joiners_go_on_in_an_update, (STALE, FENCE, ENDS)),
     Mutation("epoch not compared", spoils.epochs_are_not_compared, (EPOCH, STALE, FENCE)),
-    Mutation("digest not compared", spoils.the_digest_is_not_compared, (STALE,), ("bump", "wrong_digest")),
+    Mutation("digest not compared", spoils.the_digest_is_not_compared, (STALE, ENDS), ("bump", "wrong_digest")),
     Mutation(
         "a transfer that broke touched nothing",
         spoils.failed_transfers_touch_nothing,
@@ -266,7 +277,10 @@ MUTATIONS = (
         ("bump", "cut_node", "delete_on_silent_node"),
     ),
     Mutation(
-        "phase Failed is the end", pods.phase_failed_is_the_end, (FENCE, STALE, COMMIT), ("bump", "garbage_fails")
+        "phase Failed is the end",
+        pods.phase_failed_is_the_end,
+        (FENCE, STALE, COMMIT, LOST),
+        ("bump", "garbage_fails"),
     ),
     Mutation(
         "whoever has the address speaks",
@@ -316,7 +330,7 @@ MUTATIONS = (
         ("told",),
         ("push", "kill_trainer_in_phase", "give_up"),
     ),
-    Mutation("who waits makes all lost", pushes.who_waits_makes_all_lost, (LOST,), ("push", "delete_pod", "crash")),
+    Mutation("who waits makes all lost", pushes.who_waits_makes_all_lost, (LOST,), (), dead_half_way),
     Mutation(
         "the next attempt keeps its sender",
         pushes.the_next_attempt_keeps_its_sender,

@@ -112,6 +112,7 @@ class ModelSession(PushSession):
         self._call: Any = _Going(over=True)
         self._started = self._over = False
         self._touched = False
+        self._judging = None
         self._updates = 0
         self._reading = self._broke_off = self._superseded = ""
 

@@ -59,7 +59,6 @@ def full_fleet_status() -> RolloutEngineStatus:
             version=42,
             digest=DIGEST,
             checkpoint="step-42",
-            stored=Stored(version=41, checkpoint=Checkpoint(path="copy-41")),
             weight_version_uid="0f3a",
             time=THEN,
             excluded=("5d1f",),

@@ -162,6 +162,13 @@ class EngineProcess:
             self._temper.fails.pop(running.name, None)
             self._pending = Pending(running, now + seconds)
 
+    def refuse_push(self, now: float, failure: Failure) -> None:
+        """It ends before a tensor has come."""
+        running = self.state.running
+        if running is not None:
+            self._temper.fails[running.name] = failure
+            self._pending = Pending(running, now)
+
     def _give_up(self, operation_id: int) -> None:
         if self._pending is not None and self._pending.operation.id == operation_id:
             self._pending = None

@@ -45,7 +45,7 @@ class CheckpointStager:
     def __init__(self, config: EngineConfig) -> None:
         self._model = Path(config.model.path)
         self._checkpoints = None if config.checkpoints_path is None else Path(config.checkpoints_path)
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[Path, list[threading.Thread]] = {}  # by the folder that they read
         self._tensors: ModelTensors | None = None  # read once: the model that runs does not change
 
     async def stage(self, source: CheckpointSource, on_progress: OnProgress) -> StagedCheckpoint:
@@ -68,17 +68,23 @@ class CheckpointStager:
             )
 
         try:
-            return await self._in_thread(work, let_go=StagedCheckpoint.close)
+            return await self._in_thread(root, work, let_go=StagedCheckpoint.close)
         finally:
             cancelled.set()
 
     async def judge(self, tensors: Mapping[str, Form], *, whole: bool) -> None:
         """As Stager says."""
-        await self._in_thread(lambda: require_fits(tensors, self._model_tensors(), whole=whole))
+        await self._in_thread(
+            None if self._tensors is not None else self._model,
+            lambda: require_fits(tensors, self._model_tensors(), whole=whole),
+        )
 
-    async def _in_thread(self, work: Callable[[], T], let_go: Callable[[T], None] = _forget) -> T:
-        """What it returns, or EngineError. `let_go` of what is ready when nobody waits any more."""
-        self._require_answers()
+    async def _in_thread(self, reads: Path | None, work: Callable[[], T], let_go: Callable[[T], None] = _forget) -> T:
+        """What it returns, or EngineError. `let_go` of what is ready when nobody waits any more.
+
+        reads: the folder whose file system may hang; None: it reads nothing.
+        """
+        threads = [] if reads is None else self._answering(reads)
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[T] = loop.create_future()
 
@@ -98,7 +104,7 @@ class CheckpointStager:
 
         # Not an executor: a file system that hangs must not hold up the end of the process.
         thread = threading.Thread(target=run, name="rollfleet-staging", daemon=True)
-        self._threads.append(thread)
+        threads.append(thread)
         thread.start()
         try:
             return await outcome
@@ -109,12 +115,13 @@ class CheckpointStager:
                 let_go(outcome.result())  # it was ready, and the wait for it was cancelled in the same turn of the loop
             raise
 
-    def _require_answers(self) -> None:
-        """Who is given up while the file system hangs can't be ended: each try more would leave a thread behind."""
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        if len(self._threads) >= MOST_HANGING:
-            message = f"{len(self._threads)} earlier tries still wait for the file system: does its server answer?"
+    def _answering(self, folder: Path) -> list[threading.Thread]:
+        """Threads that read it. Who is given up while its file system hangs can't be ended: each would stay behind."""
+        threads = self._threads[folder] = [each for each in self._threads.get(folder, ()) if each.is_alive()]
+        if len(threads) >= MOST_HANGING:
+            message = f"{len(threads)} earlier tries still wait for the file system: does its server answer?"
             raise EngineError(FailureReason.DEADLINE_EXCEEDED, message)
+        return threads
 
     def _root(self, source: CheckpointSource) -> Path:
         if source.root is CheckpointRoot.MODEL:

@@ -253,7 +253,8 @@ def _failed(event: Failed, state: GuardState, now: float) -> Decision:
     running = _running(state, event.operation_id)
     if running is None:
         return Decision(state)
-    return Decision(_fail(state, running, event.failure, now, touched=event.touched))
+    failed = _fail(state, running, event.failure, now, touched=event.touched)
+    return Decision(replace(failed, needs_recovery=failed.needs_recovery or event.unreset))
 
 
 def _fail(state: GuardState, running: OperationRecord, failure: Failure, now: float, *, touched: bool) -> GuardState:

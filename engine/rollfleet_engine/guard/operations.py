@@ -167,7 +167,8 @@ class Operations:
         try:
             return Ended(operation.id, await self._perform(operation))
         except EngineError as error:
-            return _failed(operation, error.reason, error.message, touched=error.touched)
+            failure = Failure(reason=error.reason, message=error.message)
+            return Failed(operation.id, failure, error.touched, error.unreset)
         except TimeoutError:
             message = f"the engine did not come back within {_deadline_s(operation):g} s"
             return _failed(operation, FailureReason.DEADLINE_EXCEEDED, message, touched=True)
@@ -300,15 +301,8 @@ class Operations:
         if workers != push.workers:
             message = f"this engine has {workers} workers, the ranks were numbered for {push.workers}"
             raise EngineError(FailureReason.TRANSFER_FAILED, message)
-        session = PushSession(
-            self._adapter,
-            command,
-            push,
-            deadline,
-            lambda: self._touch(operation),
-            self._stager.judge,
-            self._unpickles,
-        )
+        adapter, judge = self._adapter, self._stager.judge
+        session = PushSession(adapter, command, push, deadline, lambda: self._touch(operation), judge, self._unpickles)
         self.push = self._pushes[operation.id] = session
         try:
             return await session.run(recover=self._state().needs_recovery)

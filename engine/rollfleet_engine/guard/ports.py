@@ -18,6 +18,7 @@ class EngineError(Exception):
         self.reason = reason
         self.message = message
         self.touched = touched  # whether old weights may be gone
+        self.unreset = False  # of a push: the workers may still be in the trainer's group
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,10 @@ class SupersededError(OutOfOrderError):
 class Judge(Protocol):
     """As Stager.judge."""
 
-    async def __call__(self, tensors: Mapping[str, Form], *, whole: bool) -> None: ...
+    def __call__(self, tensors: Mapping[str, Form], *, whole: bool) -> Coroutine[Any, Any, None]: ...
 
 
+JUDGES_LEAD_S = 1.0
 LONGEST_GIVEN = 100  # characters of a trainer's own words in a refusal
 _ENDED = "this transfer has ended"
 _PICKLED = (
@@ -90,6 +91,7 @@ class PushSession:
         self._reading = ""  # the phase whose call's body is on its way
         self._ready = asyncio.Event()  # the workers are where an update can start
         self._seconds: dict[str, float] = {}
+        self._judging: asyncio.Task[None] | None = None
 
     async def run(self, *, recover: bool) -> Transferred:
         """Wait for the trainer's last call. Raises EngineError as its calls do, or that it has not come.
@@ -109,6 +111,8 @@ class PushSession:
             raise await self._failed(error) from error
         finally:
             await self._end()
+            if self._outcome.done():
+                self._outcome.exception()  # seen, also where nobody waits for it any more
 
     def _next(self) -> str:
         if self._call is not None and not self._call.done():
@@ -123,17 +127,29 @@ class PushSession:
         It also leaves the trainer's group: what a trainer forms next may have the same name.
         """
         await self._end()
-        error.touched = self._updates > 0 or (not await self._put_back() and self._begun)
+        if self._updates > 0:
+            error.touched = True
+        else:
+            error.unreset = not await self._put_back()
+            error.touched = error.unreset and self._begun
         return error
 
     async def _put_back(self) -> bool:
         left_s = self._deadline.rest()
         if left_s <= 0:
             return False
+        recovering = asyncio.create_task(self._adapter.recover(left_s))
         try:
-            await self._adapter.recover(left_s)
+            await asyncio.shield(recovering)
         except EngineError:
             return False  # the failure that led here is the one to tell
+        except asyncio.CancelledError:
+            await asyncio.wait(
+                {recovering}
+            )  # it keeps the deadline by itself, and what comes next is for whole workers
+            if not recovering.cancelled():
+                recovering.exception()
+            raise
         return True
 
     async def _end(self) -> None:
@@ -146,11 +162,18 @@ class PushSession:
     def refuse(self) -> None:
         """Take no call any more, and begin none that was taken but has not begun."""
         self._over = True
+        self._judge_no_more()
+
+    def _judge_no_more(self) -> None:
+        """Nothing has been asked of the engine by then, so nobody needs to wait for the file system."""
+        if self._judging is not None:
+            self._judging.cancel()
 
     def abandon(self, why: str) -> None:
         """Wait for the trainer no longer: something newer has begun."""
         self._superseded = why
         self._settle(EngineError(FailureReason.CANCELLED, why))
+        self._judge_no_more()
 
     def conclude(self, *, taken: bool) -> None:
         """The operation has ended; whether the guard's state has taken the weights as this transfer's."""
@@ -228,12 +251,19 @@ class PushSession:
 
     async def _require_fit(self, tensors: TensorList, left_s: float, *, whole: bool = False) -> None:
         forms = {each.name: (each.dtype, each.shape) for each in tensors.tensors()}
+        own_s = left_s - min(JUDGES_LEAD_S, left_s / 4)  # so that the transfer ends by these words and no others
+        self._judging = asyncio.create_task(self._judge(forms, whole=whole))
         try:
-            async with asyncio.timeout(left_s):
-                await self._judge(forms, whole=whole)
+            async with asyncio.timeout(own_s):
+                await self._judging
         except TimeoutError:
-            message = f"the model's own tensors could not be read within {left_s:g} s: does its file system answer?"
+            message = f"the model's own tensors could not be read within {own_s:g} s: does its file system answer?"
             raise EngineError(FailureReason.DEADLINE_EXCEEDED, message) from None
+        except asyncio.CancelledError:
+            self._require_unbroken()  # by whoever ended the transfer
+            raise
+        finally:
+            self._judging = None
 
     async def _begin(self) -> None:
         """The engine's own second phase, in the turn in which the transfer is seen to go on."""
@@ -276,6 +306,7 @@ class PushSession:
         """
         self._require_goes_on()
         self._broke_off = f'the trainer broke off: "{why}"'
+        self._judge_no_more()
         if self._call is None or self._call.done():
             self._end_broken_off()
 
@@ -321,6 +352,8 @@ class PushSession:
         except EngineError as error:
             self._settle(self._with_words(error))
             raise
+        except OutOfOrderError:
+            raise  # the transfer has ended already
         except Exception as error:
             self._settle(EngineError(FailureReason.TRANSFER_FAILED, f"{phase}: {type(error).__name__}: {error}"))
             raise

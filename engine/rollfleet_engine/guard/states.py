@@ -173,11 +173,15 @@ class Ended:
 
 @dataclass(frozen=True)
 class Failed:
-    """An operation failed. `touched`: whether the weights that were held may be gone."""
+    """An operation failed. `touched`: whether the weights that were held may be gone.
+
+    `unreset`: they are as they were, and workers must be put back all the same before the next transfer.
+    """
 
     operation_id: int
     failure: Failure
     touched: bool = False
+    unreset: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,14 @@ from rollfleet_operator.core.sender import loss
 from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import Command, Transfer, Verify
-from rollfleet_protocol.state import EngineState, FailureReason, OperationName, ProbeResult, WeightsState
+from rollfleet_protocol.state import (
+    EngineState,
+    FailureReason,
+    OperationName,
+    OperationStatus,
+    ProbeResult,
+    WeightsState,
+)
 
 OWN_FAULTS = (  # checks of one engine, over bytes that others read too
     FailureReason.COVERAGE_FAILED.value,
@@ -197,12 +204,14 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     grave = next((seat for seat in broken if seat.reason not in OWN_FAULTS), None)
     left = sum(seat.standing not in (Standing.FAILED, Standing.OUT) for seat in seats)
     if grave is not None or (broken and left < _needed(update)):
+        if phase is Phase.TRANSFERRING and _may_end_untouched(update, seats, deadline):
+            return None
         misfit = _misfit(update, seats)
         first = misfit or grave or broken[0]
         text = f"{first.target.name}: {first.text}"
         if misfit is not None and update.weight_version.spec.on_failure.attempts > 1:
             text += "; it is not tried again: the same weights would end alike"
-        untouched = phase is Phase.TRANSFERRING and _is_untouched(update)
+        untouched = phase is Phase.TRANSFERRING and _is_untouched(update) and not _receive(update, seats)
         return Move(told, failed(first.reason, text), untouched=untouched, final=misfit is not None)
     gone = in_short([seat.target.name for seat in seats if seat.standing is Standing.OUT])
     if left == 0:
@@ -214,6 +223,27 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
     if deadline.passed(update.now) and not all(seat.at_rest for seat in seats):
         return Move(told, overdue(phase, seconds, _held_up(seats)))
     return None
+
+
+def _may_end_untouched(update: Update, seats: list[Seat], deadline: Deadline) -> bool:
+    """Whether to wait for the others of a push that has failed: they are as they were, and about to hear of it.
+
+    Its trainer breaks off, or is lost. Fenced only then, one of them might take tensors after the end was told.
+    """
+    if deadline.passed(update.now) or not _receive(update, seats) or not _is_untouched(update):
+        return False
+    return not loss(update)
+
+
+def _receive(update: Update, seats: list[Seat]) -> bool:
+    """Whether an engine still takes what this update's trainer sends."""
+    states = (seat.engine.state for seat in seats if seat.engine is not None)
+    operations = (state.operation for state in states if state is not None)
+    return any(
+        each is not None
+        and (each.name, each.status, each.epoch) == (OperationName.TRANSFER, OperationStatus.RUNNING, update.epoch)
+        for each in operations
+    )
 
 
 def _is_untouched(update: Update) -> bool:

@@ -40,15 +40,24 @@ def with_stored(update: Update) -> Update:
     return replace(update, record=replace(update.record, committed=found))
 
 
-def name_stored(update: Update, status: WeightVersionStatus) -> WeightVersionStatus:
-    """The history names it too, and the status that it was seen."""
+def name_stored(update: Update, committed: Committed | None, status: WeightVersionStatus) -> WeightVersionStatus:
+    """The history names it too, and the status that it was seen.
+
+    committed: as it is about to be written. What it should name and does not has not been looked at yet.
+    """
     stored = _stored(update)
     if stored is None or stored == update.status.stored:
+        return status
+    path = stored.checkpoint.path
+    if committed is None or committed.version < stored.version:
+        return status  # spec.recovery speaks of it when it is committed
+    ours = committed.weight_version_uid == update.weight_version.metadata.uid
+    if ours and committed.version == stored.version and committed.checkpoint not in (path, update.path):
         return status
     seen = status.model_copy(update={"stored": stored})
     if stored.version == update.version:
         return seen
-    return seen.model_copy(update={"history": _named(status, stored.version, stored.checkpoint.path)})
+    return seen.model_copy(update={"history": _named(status, stored.version, path)})
 
 
 def with_copy(status: WeightVersionStatus, version: int, path: str) -> WeightVersionStatus:

@@ -80,7 +80,7 @@ def fail(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     if touching and status.attempt < policy.attempts and not move.final:
         return _try_again(update, move, ending)
     epoch = next_epoch(update) if touching else update.record.epoch
-    ending, aftermath = _with_aftermath(update, ending, touched=touched, told=move.untouched)
+    ending, aftermath = _with_aftermath(update, ending, touched=touched)
     record = replace(update.record, epoch=epoch, last_finished=last_finished(update, update.version, ending, aftermath))
     told = with_history(update, enter(with_pause(move.status, update.now), Phase.FAILED, update.now), ending)
     held = ending.message if aftermath is Aftermath.HELD else ""
@@ -120,17 +120,14 @@ def _try_again(update: Update, move: Move, ending: Ending) -> UpdatePlan:
     return UpdatePlan(replace(update.record, epoch=epoch), status, None)
 
 
-def _with_aftermath(update: Update, ending: Ending, *, touched: bool, told: bool) -> tuple[Ending, Aftermath]:
-    """What becomes of the fleet, said where the failure is told.
-
-    told: all targets say that they hold what they held, whatever attempts before did to the rest.
-    """
+def _with_aftermath(update: Update, ending: Ending, *, touched: bool) -> tuple[Ending, Aftermath]:
+    """What becomes of the fleet, said where the failure is told."""
     status, committed = update.status, update.record.committed
     cause = clip(ending.message, MAX_CAUSE)
     if status.attempt > 1 and status.phase in UNDER_WAY:
         cause = f"attempt {status.attempt}: {cause}"
     version = "the version before" if committed is None else f"version {committed.version}"
-    if told or (not touched and status.last_attempt is None):
+    if not touched and status.last_attempt is None:
         return _told(ending, ending.reason, cause, f"no weights were touched, {version} stays"), Aftermath.REOPENED
     if update.weight_version.spec.on_failure.type is FailureType.HOLD:
         text = f"spec.onFailure is Hold: touched engines stay closed until {HELD_UNTIL}"
@@ -138,8 +135,14 @@ def _with_aftermath(update: Update, ending: Ending, *, touched: bool, told: bool
     if _is_lost(update, committed):
         text = f"{version} is stored nowhere: the fleet stays closed until it is given another one"
         return _told(ending, Reason.WEIGHTS_LOST, f"{ending.reason}: {cause}", text), Aftermath.LOST
+    return _told(ending, ending.reason, cause, _restored(committed, version)), Aftermath.RESTORED
+
+
+def _restored(committed: Committed | None, version: str) -> str:
+    if committed is not None and source_of(committed) is None:
+        return f"engines that hold {version} serve it again, as it is stored nowhere"
     where = "model.path" if committed is None or committed.checkpoint is None else repr(committed.checkpoint)
-    return _told(ending, ending.reason, cause, f"{version} is restored from {where}"), Aftermath.RESTORED
+    return f"{version} is restored from {where}"
 
 
 def _told(ending: Ending, reason: str, cause: str, aftermath: str) -> Ending:

@@ -64,7 +64,9 @@ def plan_weights(
         return UpdatePlan(record, None, record.epoch)
     update = with_stored(Update(world, record, weight_version, work))
     found = _look(update, first=first, accepted=accepted)
-    return replace(found, status=None if found.status is None else name_stored(update, found.status))
+    if found.status is None:
+        return found
+    return replace(found, status=name_stored(update, found.record.committed, found.status))
 
 
 def _look(update: Update, *, first: bool, accepted: bool) -> UpdatePlan:  # noqa: PLR0911 - one answer per case

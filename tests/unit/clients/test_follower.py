@@ -103,7 +103,7 @@ async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: 
     for _ in range(3):
         await watched.command(arm(), Refused("Close before Arm", RefusalReason.ORDER_VIOLATION))
     assert watched.view.refusals == (("Arm", "Close before Arm"),)
-    assert (watched.view.setbacks, watched.view.last_setback) == (3, NOW)
+    assert (watched.view.setbacks, watched.view.last_setback, watched.view.setback_epoch) == (3, NOW, 1)
     assert watched.news == news + 3
     for n in range(2 * MAX_REFUSALS):
         await watched.command(
@@ -113,7 +113,7 @@ async def test_refusals_are_kept_once_bounded_and_for_their_epoch_only(watched: 
     assert watched.view.refusals[-1] == ("Cancel", f"refusal {2 * MAX_REFUSALS - 1}")
     await watched.command(arm(epoch=2), make_state(2, epoch=2))
     assert not watched.view.refusals
-    assert (watched.view.setbacks, watched.view.last_setback) == (0, None)
+    assert (watched.view.setbacks, watched.view.last_setback, watched.view.setback_epoch) == (0, None, None)
 
 
 async def test_refusals_of_a_new_process_are_kept_under_epochs_that_began_anew(watched: Watched) -> None:
@@ -135,7 +135,7 @@ async def test_operations_that_fail_are_counted_once_each(watched: Watched) -> N
     assert watched.view.setbacks == 0
     await watched.hear(failing(2, 0.1))
     await watched.hear(failing(3, 0.1))
-    assert (watched.view.setbacks, watched.view.last_setback) == (1, NOW)
+    assert (watched.view.setbacks, watched.view.last_setback, watched.view.setback_epoch) == (1, NOW, 1)
     await watched.hear(failing(4, 0.2))
     assert watched.view.setbacks == 2
     await watched.hear(make_state(1, "i-2"))

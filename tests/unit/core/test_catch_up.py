@@ -300,6 +300,14 @@ def test_a_failure_is_repeated_with_back_off_and_told_in_its_own_words() -> None
     assert isinstance(told(again), Prepare)
 
 
+def test_what_failed_under_an_older_epoch_holds_nothing_up() -> None:
+    refused = {"refusals": (("Prepare", "busy"),), "setbacks": 9, "last_setback": NOW}
+    for epoch, given in ((EPOCH - 1, Prepare), (EPOCH, None), (None, None)):
+        decision = plan(observed(closed(), **refused, setback_epoch=epoch), NOW)
+        command = told(decision)
+        assert isinstance(command, given) if given else command is None
+
+
 def test_a_refusal_does_not_make_a_hot_loop() -> None:
     refused = {"refusals": (("Arm", "busy"),), "setbacks": 2, "last_setback": NOW}
     operation = make_operation(OperationName.CLOSE, OperationStatus.SUCCEEDED, epoch=4, version=3)

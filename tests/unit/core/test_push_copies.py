@@ -105,6 +105,21 @@ def test_of_two_copies_the_later_one_counts_though_the_next_version_was_asked_fo
     assert world.status().history[-1].checkpoint == "second", "a rollback finds it"
 
 
+def test_a_copy_that_was_named_while_the_version_was_not_accepted_is_not_lost() -> None:
+    world = make_world()
+    push(world, 1)
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    listed = world.fleet.spec.trainers
+    world.store.digests["copy-1"] = digest_sent(1)
+    world.fleet = world.fleet.model_copy(update={"spec": world.fleet.spec.model_copy(update={"trainers": ()})})
+    _with_recovery(world, 1, "copy-1", **_stored(1, "copy-1"))
+    world.run(5)
+    ask(world, 2, **_stored(1, "copy-1"))
+    world.fleet = world.fleet.model_copy(update={"spec": world.fleet.spec.model_copy(update={"trainers": listed})})
+    assert world.run(10, lambda: _checkpoint(world) == "copy-1")
+    assert world.status().history[-1].checkpoint == "copy-1"
+
+
 def test_weights_that_cannot_be_loaded_end_at_the_copy_that_was_named_just_before() -> None:
     world = make_world(2)
     trainer = push(world, 1)

@@ -11,6 +11,7 @@ from rollfleet_engine.guard import checkpoints
 from rollfleet_engine.guard.checkpoints import MOST_HANGING, CheckpointStager
 from rollfleet_engine.guard.ports import EngineError
 from rollfleet_engine.tools.tiny_model import make_simulated
+from rollfleet_engine.weights.coverage import ModelTensors
 from rollfleet_engine.weights.staging import StagedCheckpoint, stage_checkpoint
 from rollfleet_protocol.commands import CheckpointRoot, CheckpointSource
 from rollfleet_protocol.engine_config import ModelConfig
@@ -114,6 +115,40 @@ async def test_a_file_system_that_hangs_is_not_asked_without_end(root: Path, mon
     with pytest.raises(EngineError, match=f"{MOST_HANGING} earlier tries still wait"):
         await made.stage(CheckpointSource(path="step-1"), ignore)
     answers.set()
-    await eventually(lambda: not any(thread.is_alive() for thread in made._threads))
+    await eventually(lambda: not any(thread.is_alive() for thread in made._threads[root]))
     (await made.stage(CheckpointSource(path="step-1"), ignore)).close()
     await eventually(lambda: open_files() == before)
+
+
+FORMS = {"w": ("F32", (1,))}
+
+
+async def test_a_volume_that_hangs_holds_up_no_push(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's own headers are known by then, and are of another volume where they are not."""
+    answers = threading.Event()
+    monkeypatch.setattr(checkpoints, "stage_checkpoint", lambda *_, **__: answers.wait(30))
+    model = ModelTensors(FORMS, tied=False)
+    monkeypatch.setattr(checkpoints, "read_model_tensors", lambda _: model)
+    made = stager(tmp_path / "model", root)
+    for _ in range(MOST_HANGING):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(made.stage(CheckpointSource(path="step-1"), ignore), 0.01)
+    for _ in range(2):
+        await made.judge(FORMS, whole=True)
+    with pytest.raises(EngineError, match="tensor v: the model has no such tensor"):
+        await made.judge({"v": ("F32", (1,))}, whole=False)
+    answers.set()
+
+
+async def test_a_model_that_hangs_is_not_asked_without_end_either(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(checkpoints, "read_model_tensors", lambda _: answers.wait(30))
+    made = stager(root, None)
+    for _ in range(MOST_HANGING):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(made.judge(FORMS, whole=False), 0.01)
+    with pytest.raises(EngineError, match=f"{MOST_HANGING} earlier tries still wait"):
+        await made.judge(FORMS, whole=False)
+    answers.set()

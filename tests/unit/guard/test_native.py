@@ -270,7 +270,11 @@ async def test_who_has_little_to_say_may_send_little(guarded: Guarded, path: str
 
 async def test_updates_are_bounded_in_bytes_and_in_values(guarded: Guarded) -> None:
     await order(guarded)
-    await Visit(guarded, "/start_weight_update").whole()
+    too_many = b'{"tensors": {"names": [' + b"1," * (MOST_VALUES + 1) + b"1]}}"
+    for body, words in ((b" " * (LARGEST_BODY + 1), "over"), (too_many, "commas")):
+        assert words in (await Visit(guarded, "/start_weight_update", body).whole())[1]
+    tensors = json.dumps({"tensors": TENSORS, "whole": True}).encode()
+    assert (await Visit(guarded, "/start_weight_update", tensors).whole())[0] == 200
     for body, status, words in (
         (b" " * (LARGEST_BODY + 1), 413, "over"),
         (b'{"update_info": {"names": [' + b"1," * (MOST_VALUES + 1) + b"1]}}", 400, "commas"),

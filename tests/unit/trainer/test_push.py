@@ -13,6 +13,7 @@ from rollfleet_engine.guard.native import LARGEST_REASON
 from rollfleet_protocol.pushes import AbortCall
 from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer import push as push_module
+from rollfleet_trainer import taken
 from rollfleet_trainer.client import GuardClient
 from rollfleet_trainer.errors import GuardRefusedError, NotPossible, SenderLost, TransferError, UnreachableError
 from rollfleet_trainer.fan_out import group_size, settle
@@ -235,3 +236,43 @@ def test_what_update_cannot_send_by_is_told_before_anything_pauses():
         require_sender("nccl")
     with pytest.raises(NotPossible, match=r"has no spec\.weightTransfer\.backend, so it takes no pushes"):
         require_sender("")
+
+
+ALL = {"names": ["w", "b"], "dtype_names": ["float32"] * 2, "shapes": [[2], [1]]}
+FIRST = {"names": ["w"], "dtype_names": ["float32"], "shapes": [[2]]}
+FORMS = {"w": ("float32", (2,)), "b": ("float32", (1,))}
+
+
+def started(push: Push, engines: list[Engine], **words: Any) -> Any:
+    """What the engines hear at the start; all the same."""
+    push.start_weight_update(**words)
+    told = [engine.calls[-1] for engine in engines]
+    assert told[0] == told[1]
+    assert told[0][0] == "start"
+    return told[0][1]
+
+
+def test_engines_hear_at_the_start_what_the_sender_says(engines: list[Engine]):
+    assert started(begin(engines), engines) is None, "vLLM's own trainers say nothing"
+    assert started(begin(engines), engines, tensors=ALL) == (ALL, True)
+    assert started(begin(engines), engines, tensors=FIRST, whole=False) == (FIRST, False)
+    push = begin(engines)
+    push.more_follows = True
+    assert started(push, engines, tensors=FIRST) == (FIRST, False), "of several parts the first one"
+
+
+def test_what_is_known_of_all_parts_counts_more(engines: list[Engine]):
+    push = begin(engines)
+    push.announce(FORMS)
+    push.more_follows = True
+    assert started(push, engines, tensors=FIRST) == (ALL, True)
+
+
+def test_what_one_call_cannot_say_is_not_announced(
+    engines: list[Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(taken, "MOST_TOLD", 10)
+    push = begin(engines)
+    push.announce(FORMS)
+    assert started(push, engines, tensors=FIRST, whole=False) == (FIRST, False)
+    assert "2 tensors are too many to be announced" in caplog.text

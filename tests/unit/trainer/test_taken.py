@@ -1,11 +1,14 @@
 """What a fleet took once is what its model has: another form is refused before a version is asked for."""
 
+import json
 from typing import Any
 
 import pytest
 
+from rollfleet_engine.guard.native import LARGEST_BODY
+from rollfleet_protocol.pushes import MOST_TENSORS, StartCall
 from rollfleet_trainer.errors import NotPossible
-from rollfleet_trainer.taken import Taken
+from rollfleet_trainer.taken import Taken, first_of, fits, listed_forms
 
 MODEL: dict[str, Any] = {
     "model.embed_tokens.weight": ("bfloat16", (64, 8)),
@@ -63,3 +66,30 @@ def test_nothing_is_refused_that_nobody_knows_beforehand_nor_before_the_first_ve
     found.require_alike(None)
     with pytest.raises(NotPossible, match="version 7"):
         found.require_alike(without("model.norm.weight"))
+
+
+def test_a_model_of_today_can_be_announced_whole() -> None:
+    """Kimi K2: 60 layers of 384 experts, 3 projections, each with its scales."""
+    forms = {
+        f"model.layers.{layer}.mlp.experts.{expert}.{projection}_proj.{what}": ("float8_e4m3fn", (2048, 7168))
+        for layer in range(1, 61)
+        for expert in range(384)
+        for projection in ("gate", "down", "up")
+        for what in ("weight", "weight_scale_inv")
+    }
+    told = listed_forms(forms)
+    assert fits(told)
+    body = json.dumps({"tensors": told, "whole": True}, ensure_ascii=False).encode()
+    assert len(body) < LARGEST_BODY
+    assert StartCall.model_validate_json(body).tensors is not None
+
+
+@pytest.mark.parametrize("names", [MOST_TENSORS + 1, 40_000])
+def test_what_is_too_much_for_one_call_is_told_as_far_as_it_goes(names: int) -> None:
+    """Too many, or of names that are too long."""
+    forms = {f"{number:0512d}" if names < MOST_TENSORS else str(number): ("float32", (1,)) for number in range(names)}
+    told = listed_forms(forms)
+    assert not fits(told)
+    first = first_of(told)
+    assert fits(first)
+    assert len(json.dumps({"tensors": first, "whole": False}).encode()) < LARGEST_BODY
