@@ -74,7 +74,8 @@ class OnFailure(
     type: FailureType = FailureType.RETRY
     """Retry: again from Preparing with the members that are there then, the fleet closed meanwhile, after a wait that
     doubles from 1 s to 30 s and is part of prepareSeconds; after the last attempt the committed version is restored if
-    it is stored. CoverageFailed of a push is not tried again: the same tensors would not fit the model either.
+    it is stored. CoverageFailed of a push is not tried again: the same tensors would not fit the model either. Nor are
+    weights that all engines agree upon, and answer the probe under unlike what the trainer expects.
     Rollback: Failed at once, the committed version is restored from its checkpoint; accepted only if it has one, or is
     version 0. Hold: Failed, and what was touched stays as it is, closed, until a higher version, a new retryRequest or
     the deletion of this object."""

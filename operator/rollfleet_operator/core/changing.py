@@ -137,7 +137,8 @@ def verify(update: Update) -> Move:
         return Move(_told(update, seats))
     out = _out(update, [(seat.target.name, state.probe) for seat in seats if (state := _state(seat)) is not None])
     if isinstance(out, Disagreement):
-        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, out.text))
+        text = _never_again(update, out.text) if out.settled else out.text
+        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text), final=out.settled)
     seats = [_odd_one_out(seat, out[seat.target.name]) if seat.target.name in out else seat for seat in seats]
     return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, seats, frozenset(out)))
 
@@ -209,8 +210,8 @@ def _judge(update: Update, seats: list[Seat], seconds: int, deadline: Deadline, 
         misfit = _misfit(update, seats)
         first = misfit or grave or broken[0]
         text = f"{first.target.name}: {first.text}"
-        if misfit is not None and update.weight_version.spec.on_failure.attempts > 1:
-            text += "; it is not tried again: the same weights would end alike"
+        if misfit is not None:
+            text = _never_again(update, text)
         untouched = phase is Phase.TRANSFERRING and _is_untouched(update) and not _receive(update, seats)
         return Move(told, failed(first.reason, text), untouched=untouched, final=misfit is not None)
     gone = in_short([seat.target.name for seat in seats if seat.standing is Standing.OUT])
@@ -250,6 +251,12 @@ def _is_untouched(update: Update) -> bool:
     """Of a push: by the word of every target it holds what it held."""
     states = [find_target(update, target)[1] for target in update.status.targets]
     return update.pushed and is_untouched(update, states)
+
+
+def _never_again(update: Update, text: str) -> str:
+    if update.weight_version.spec.on_failure.attempts > 1:
+        return f"{text}; it is not tried again: the same weights would end alike"
+    return text
 
 
 def _misfit(update: Update, seats: list[Seat]) -> Seat | None:

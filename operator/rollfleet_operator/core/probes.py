@@ -16,9 +16,13 @@ TRAINER = "the trainer"
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Two engines, or two ranks of one, that answered differently under what should be the same weights."""
+    """Two engines, or two ranks of one, that answered differently under what should be the same weights.
+
+    `settled`: the same weights would be answered for alike another time.
+    """
 
     text: str
+    settled: bool = False
 
 
 def compare(
@@ -63,7 +67,9 @@ def unlike(
     found = {name: compare([(name, probe)], limit, expected) for name, probe in probed}
     texts = {name: each.text for name, each in found.items() if isinstance(each, Disagreement)}
     if texts and len(texts) == len(probed):
-        return Disagreement(f"no engine answers the probe as the trainer: {min(texts.values())}")
+        text = f"no engine answers the probe as the trainer: {min(texts.values())}"
+        # One alone, or some that differ, may have loaded badly. Those that agree have computed it.
+        return Disagreement(text, settled=len(probed) > 1 and not isinstance(compare(probed, limit), Disagreement))
     if len(texts) > most:
         return Disagreement(f"{len(texts)} engines answer the probe unlike the trainer: {min(texts.values())}")
     return texts

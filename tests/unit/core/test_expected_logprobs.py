@@ -56,6 +56,26 @@ def test_where_no_engine_answers_as_expected_the_update_fails_and_names_the_trai
     assert not world.all_serve(1)
 
 
+def test_what_all_engines_agree_upon_is_not_tried_again() -> None:
+    """Their weights are the trainer's, by the digest: another attempt would keep the fleet closed for nothing."""
+    world = make_world()
+    push(world, 1, verify=expecting(1, off=-0.25))
+    assert world.run(120, lambda: world.ended(1))
+    assert world.status().attempt == 1
+    assert "it is not tried again: the same weights would end alike" in condition(world, "Active")[2]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_one_that_is_alone_and_some_that_differ_are_tried_again(replicas: int) -> None:
+    """They may have loaded badly."""
+    world = make_world(replicas)
+    push(world, 1, verify=expecting(1, off=-0.25))
+    assert world.run(30, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.pods[world.uid_of(0)].temper.skew = -0.5
+    assert world.run(200, lambda: world.ended(1))
+    assert world.status().attempt == 3
+
+
 def test_fewer_than_must_serve_fail_it_in_the_words_of_the_first() -> None:
     world = make_world()
     push(world, 1, verify=expecting(1), on_failure=NO_RETRY, min_serving=3)
