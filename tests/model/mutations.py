@@ -90,11 +90,11 @@ def dead_in_a_push(schedule: Schedule) -> Schedule:
 
 
 def dead_half_way(schedule: Schedule) -> Schedule:
-    """A version that is stored nowhere, and a trainer that dies when some of the engines have tensors of the next.
+    """A version that is stored nowhere, and a trainer that dies when some engines have tensors of the next one.
 
-    The others take their time to open again.
+    There is one attempt, and the others take their time to open again.
     """
-    happenings = (Happening(0.0, "push", 0, 0.0), Happening(40.0, "kill_trainer_in_phase", 0, 0.0, 2))
+    happenings = (Happening(0.0, "push", 0, 0.0), Happening(40.0, "kill_trainer_in_phase", 0, 0.0, 6))
     calm = in_good_weather(replace(schedule, happenings=happenings))
     steps = (0.1, 0.1, 0.1, 0.1, 6.0)
     return replace(calm, happenings=happenings, replicas=3, operators=1, trainers=1, step_s=steps)
