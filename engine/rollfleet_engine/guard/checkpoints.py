@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -98,9 +99,13 @@ class CheckpointStager:
             try:
                 found = work()
             except BaseException as error:  # noqa: BLE001 - carried over to the event loop, which raises it again
-                loop.call_soon_threadsafe(_fail, outcome, error)
-            else:
+                with suppress(RuntimeError):  # the loop has ended, and the process ends
+                    loop.call_soon_threadsafe(_fail, outcome, error)
+                return
+            try:
                 loop.call_soon_threadsafe(deliver, found)
+            except RuntimeError:
+                let_go(found)
 
         # Not an executor: a file system that hangs must not hold up the end of the process.
         thread = threading.Thread(target=run, name="rollfleet-staging", daemon=True)

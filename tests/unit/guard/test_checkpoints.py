@@ -140,6 +140,7 @@ async def test_a_volume_that_hangs_holds_up_no_push(
     with pytest.raises(EngineError, match="tensor v: the model has no such tensor"):
         await made.judge({"v": ("F32", (1,))}, whole=False)
     answers.set()
+    await eventually(lambda: not any(thread.is_alive() for thread in made._threads[root]))
 
 
 async def test_a_model_that_hangs_is_not_asked_without_end_either(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,3 +153,29 @@ async def test_a_model_that_hangs_is_not_asked_without_end_either(root: Path, mo
     with pytest.raises(EngineError, match=f"{MOST_HANGING} earlier tries still wait"):
         await made.judge(FORMS, whole=False)
     answers.set()
+    await eventually(lambda: not any(thread.is_alive() for thread in made._threads[root / "base"]))
+
+
+async def test_what_comes_when_the_loop_has_ended_is_let_go_all_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends: nothing waits, and nothing is said."""
+    answers, before = threading.Event(), open_files()
+
+    def hang(*arguments: Any, **options: Any) -> StagedCheckpoint:
+        answers.wait(30)
+        return stage_checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(checkpoints, "stage_checkpoint", hang)
+    made = stager(root, root)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(made.stage(CheckpointSource(path="step-1"), ignore), 0.01)
+
+    ended = threading.Thread(target=asyncio.run, args=(give_up(),))
+    ended.start()
+    await asyncio.to_thread(ended.join)
+    answers.set()
+    await eventually(lambda: not any(thread.is_alive() for thread in made._threads[root]))
+    assert open_files() == before
