@@ -200,12 +200,9 @@ class Push:
     def announce(self, forms: Forms) -> None:
         """These come, and no others: engines hear of them when the update starts, whatever the caller says then."""
         coming = listed_forms(forms)
-        if fits(coming):
-            self._coming = coming
-        else:
-            logger.warning(
-                "%d tensors are too many to be announced in one call: engines hear of the first ones", len(forms)
-            )
+        self._coming = coming if fits(coming) else None
+        if self._coming is None:
+            logger.warning("%d tensors are more than one call can announce: they are judged as they come", len(forms))
 
     def known(self, tensors: dict[str, Any] | None, *, whole: bool) -> tuple[dict[str, Any] | None, bool]:
         """Which tensors come, as far as it is known when the update starts, and whether they are all.

@@ -103,13 +103,17 @@ def _awaits_trainer(state: GuardState) -> bool:
 
 
 def give_up_running(state: GuardState, why: str, now: float) -> tuple[GuardState, tuple[Effect, ...]]:
-    """Stop the running operation, if any. Not for a transfer that may have touched the weights."""
+    """Stop the running operation, if any. Not for a transfer that may have touched the weights.
+
+    Of a push the workers may be in the trainer's group: they leave it before the next transfer.
+    """
     running = state.running
     if running is None:
         return state, ()
     failure = Failure(reason=FailureReason.CANCELLED, message=why)
     ended = replace(running, status=OperationStatus.FAILED, ended=now, failure=failure)
-    return replace(state, operation=ended), (CancelOperation(running.id),)
+    recovers = state.needs_recovery or (isinstance(running.command, Transfer) and running.command.push is not None)
+    return replace(state, operation=ended, needs_recovery=recovers), (CancelOperation(running.id),)
 
 
 def lose_weights(state: GuardState, *, needs_recovery: bool) -> GuardState:

@@ -30,6 +30,7 @@ from rollfleet_operator.core.work import busy
 from rollfleet_operator.core.world import Engine
 from rollfleet_protocol.commands import Command, Transfer, Verify
 from rollfleet_protocol.state import (
+    DigestSource,
     EngineState,
     FailureReason,
     OperationName,
@@ -137,8 +138,10 @@ def verify(update: Update) -> Move:
         return Move(_told(update, seats))
     out = _out(update, [(seat.target.name, state.probe) for seat in seats if (state := _state(seat)) is not None])
     if isinstance(out, Disagreement):
-        text = _never_again(update, out.text) if out.settled else out.text
-        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text), final=out.settled)
+        # Bytes that nobody vouches for may have been garbled on their way, for all engines alike.
+        final = out.settled and update.status.digest_source is not DigestSource.ENGINES_ONLY
+        text = _never_again(update, out.text) if final else out.text
+        return Move(_told(update, seats), failed(Reason.PROBES_DISAGREE, text), final=final)
     seats = [_odd_one_out(seat, out[seat.target.name]) if seat.target.name in out else seat for seat in seats]
     return Move(update.enter(Phase.OPENING, _told(update, seats)), commit=_commit(update, seats, frozenset(out)))
 
@@ -310,11 +313,16 @@ def _unlike(update: Update, digest: str | None) -> str:
 
 
 def _holds_it(update: Update, state: EngineState, step: OperationName) -> bool:
-    """Whether it has what this attempt gave it. What another attempt read may be other bytes, and is read again."""
+    """Whether it has what this attempt gave it. What another attempt read may be other bytes, and is read again.
+
+    A push that waits for its trainer has given nothing yet: what the attempt before brought is still there.
+    """
     weights, operation = state.weights, state.operation
     if weights.state not in (WeightsState.LOADED, WeightsState.VERIFIED) or weights.version != update.version:
         return False
     given = operation is not None and operation.epoch == update.epoch and operation.name in CHANGES
+    if given and operation is not None and operation.name is OperationName.TRANSFER:
+        given = operation.status is not OperationStatus.RUNNING
     return given or step is OperationName.VERIFY or weights.digest == update.status.digest
 
 

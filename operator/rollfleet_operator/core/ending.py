@@ -152,8 +152,9 @@ def _told(ending: Ending, reason: str, cause: str, aftermath: str) -> Ending:
 def _is_lost(update: Update, committed: Committed | None) -> bool:
     if committed is None:
         return True
-    held = any(holds(state, committed) for _, state in update.world.usable)
-    return source_of(committed) is None and not held
+    # Who was odd at its commit holds it, and never serves it.
+    states = [state for _, state in update.world.usable if state.incarnation not in committed.excluded]
+    return source_of(committed) is None and not any(holds(state, committed) for state in states)
 
 
 def stay_failed(update: Update) -> UpdatePlan:

@@ -5,7 +5,7 @@ import pytest
 from rollfleet_operator.api.weightversion import Phase, Probe, VerifySpec
 from tests.support.simulated_engine import probe_logprob
 from tests.support.simulated_pushes import NO_RETRY, make_world, push
-from tests.support.simulated_trainer import digest_sent
+from tests.support.simulated_trainer import Trainer, digest_sent
 from tests.support.simulated_updates import condition
 
 TOKENS = (4, 5, 6)
@@ -74,6 +74,36 @@ def test_one_that_is_alone_and_some_that_differ_are_tried_again(replicas: int) -
     world.pods[world.uid_of(0)].temper.skew = -0.5
     assert world.run(200, lambda: world.ended(1))
     assert world.status().attempt == 3
+
+
+def test_bytes_that_nobody_vouches_for_are_sent_again() -> None:
+    """The trainer's end may have garbled them, for all engines alike."""
+    world = make_world(2)
+    garbled = dict.fromkeys(range(2), "sha256:garbled")
+    trainer = push(world, 1, Trainer(tells_digest=False, received=garbled), verify=expecting(1))
+    assert world.run(60, lambda: world.in_phase(Phase.VERIFYING))
+    trainer.received = {}
+    assert world.run(120, lambda: world.ended(1) and world.all_serve(1))
+    assert world.status().attempt == 2
+
+
+def test_another_attempt_waits_for_the_trainer_s_own_time_and_takes_nothing_of_the_one_before_for_it() -> None:
+    """Engines hold what the attempt before brought, verified; its trainer forms a group first."""
+    world = make_world(2)
+    trainer = push(world, 1, verify=expecting(1))
+    assert world.run(30, lambda: world.in_phase(Phase.TRANSFERRING))
+    for ordinal in range(2):  # both loaded badly, and not alike
+        world.pods[world.uid_of(ordinal)].temper.skew = -0.5 - 0.3 * ordinal
+    assert world.run(60, lambda: world.status().attempt == 2)
+    for ordinal in range(2):
+        world.pods[world.uid_of(ordinal)].temper.skew = 0.0
+    trainer.stalls = True
+    assert world.run(60, lambda: world.in_phase(Phase.TRANSFERRING))
+    world.run(25)  # longer than verifySeconds
+    assert world.in_phase(Phase.TRANSFERRING), "nothing has come"
+    trainer.stalls = False
+    assert world.run(60, lambda: world.ended(1) and world.all_serve(1))
+    assert world.status().attempt == 2
 
 
 def test_fewer_than_must_serve_fail_it_in_the_words_of_the_first() -> None:

@@ -102,3 +102,24 @@ def test_one_attempt_that_touched_nothing_reopens_at_once(failure: Failure) -> N
     assert world.run(5, lambda: world.ended(2) and world.all_serve(1))
     assert all(each.state.weights.state is WeightsState.VERIFIED for each in processes(world))
     assert failed(world, 2, failure.reason.value).endswith("no weights were touched, version 1 stays")
+
+
+def test_weights_that_only_an_odd_engine_holds_are_lost() -> None:
+    """It never serves them."""
+    world = make_world()
+    push(world, 1)
+    assert world.run(30, lambda: world.in_phase(Phase.TRANSFERRING))
+    odd = world.pods[world.uid_of(2)]
+    odd.temper.skew = -0.5
+    assert world.run(60, lambda: world.ended(1))
+    odd.temper.skew = 0.0
+    push(world, 2, Trainer(holder=f"{ACCOUNT}/2", stalls=True), on_failure=NO_RETRY)
+    assert world.run(60, lambda: all(each.state.push is not None for each in processes(world)))
+    for ordinal in (0, 1):
+        pod = world.pods[world.uid_of(ordinal)]
+        assert pod.process is not None
+        pod.process.push(world.time, "sha256:2", DigestSource.TRAINER, 1.0)
+        pod.temper.fails[OperationName.TRANSFER] = BROKE_OFF
+    refuse(world, {2: BROKE_OFF})
+    assert world.run(60, lambda: world.ended(2))
+    assert failed(world, 2, "WeightsLost").endswith("the fleet stays closed until it is given another one")

@@ -186,6 +186,20 @@ async def test_workers_that_could_not_be_put_back_are_before_the_next_push(guard
     assert guarded.engine.calls["recover"] == before + 1
 
 
+@pytest.mark.parametrize("what", ["cancel", "newer epoch"])
+async def test_so_are_those_of_a_push_that_was_given_up(guarded: Guarded, what: str) -> None:
+    session = await order(guarded)
+    await session.init({})
+    if what == "cancel":
+        await guarded.cancel(2)
+    await guarded.close(3, 2)
+    await guarded.arm(3)
+    before = guarded.engine.calls["recover"]
+    session = await order(guarded, 3)
+    await session.init({})
+    assert guarded.engine.calls["recover"] == before + 1
+
+
 async def test_the_model_is_read_before_a_push_can_wait_for_it() -> None:
     for backend in ("gloo", ""):
         one = Guarded(backend=backend)

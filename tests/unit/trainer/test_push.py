@@ -271,8 +271,9 @@ def test_what_is_known_of_all_parts_counts_more(engines: list[Engine]):
 def test_what_one_call_cannot_say_is_not_announced(
     engines: list[Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(taken, "MOST_TOLD", 10)
     push = begin(engines)
     push.announce(FORMS)
+    monkeypatch.setattr(taken, "MOST_TOLD", 10)
+    push.announce(FORMS)
     assert started(push, engines, tensors=FIRST, whole=False) == (FIRST, False)
-    assert "2 tensors are too many to be announced" in caplog.text
+    assert "2 tensors are more than one call can announce" in caplog.text
