@@ -123,6 +123,7 @@ class World(Looks):
         self.auditor.statuses.is_called_halted = self._is_called_halted
         self.asked_at = 0.0
         self.able_since = 0.0
+        self.settled_at = 0.0  # when no operator stands still any more, once nothing bad happens
         self.calm = True
         self._lives: tuple[object, ...] = ()
         self.outcomes: dict[str, int] = {}
@@ -166,8 +167,10 @@ class World(Looks):
             operator.pace = replace(self.schedule.pace)
 
     def _heal(self) -> None:
-        """Nothing bad happens any more; what is on its way still arrives."""
+        """Nothing bad happens any more; what is on its way still arrives, and what stands still goes on later."""
         self.calm = True
+        stall = self.schedule.pace
+        self.settled_at = self.clock.time + (stall.longest_stall_s if stall.stall else 0.0)
         self.network.heal()
         self.api.faults, self.api.down_until = ApiFaults(), -1.0
         self._restore_checkpoints()
@@ -289,9 +292,10 @@ class World(Looks):
             self._clear_away()
         self._judge_end()
         self._judge_phase()
-        mild = self.calm or (self.schedule.pace.stall == 0.0 and self.schedule.api == ApiFaults())
+        calm = self.calm and self.clock.time >= self.settled_at
+        mild = calm or (self.schedule.pace.stall == 0.0 and self.schedule.api == ApiFaults())
         if mild and self.chaos.charge is not None and not self._has_ended():
-            self.auditor.pushes.judge_wait(self.chaos.charge, self.able_since)
+            self.auditor.pushes.judge_wait(self.chaos.charge, max(self.able_since, self.settled_at))
         if self.rng.random() < 0.3 and self.nodes.hosts:
             host = self.rng.choice(sorted(self.nodes.hosts.values(), key=lambda host: host.uid))
             seconds, streams = self.rng.choice((0.05, 1.0, 15.0)), self.rng.random() < 0.5
