@@ -144,11 +144,11 @@ class PushSession:
         except EngineError:
             return False  # the failure that led here is the one to tell
         except asyncio.CancelledError:
-            await asyncio.wait(
-                {recovering}
-            )  # it keeps the deadline by itself, and what comes next is for whole workers
-            if not recovering.cancelled():
-                recovering.exception()
+            await asyncio.wait({recovering}, timeout=left_s)  # what comes next is for whole workers
+            if not recovering.done():
+                recovering.cancel()
+            elif not recovering.cancelled():
+                recovering.exception()  # seen: nobody waits for it any more
             raise
         return True
 
