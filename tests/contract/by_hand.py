@@ -5,6 +5,7 @@ which the engine is brought as a new version. What was done to the engine and ho
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tests.contract.faulty import simulator_with
 from tests.contract.models import SimulatedModels
 from tests.contract.process import EngineProcess, Kind, Site
 from tests.support.issuer import CertificateAuthority, Issuer
+from tests.support.log_lines import json_lines
 
 SIMULATOR = Kind("simulator", {"ROLLFLEET_ENGINE": "simulator"})
 FAULTS = ('"event": "fault"', '"event": "faults.not_done"')
@@ -52,15 +54,13 @@ def engine_with(plan: Path) -> Iterator[tuple[EngineProcess, Operator]]:
 
 def told(engine: EngineProcess, operator: Operator, what: str, step: Callable[[], EngineState]) -> list[str]:
     """Do it; the faults that were done meanwhile, and how it ended."""
-    before = len(engine.log())
+    before = len(json_lines(engine.log(), *FAULTS))
     try:
         step()
         end = "done"
     except (AssertionError, httpx.HTTPError) as error:
         end = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    faults = [
-        line[line.index("{") :] for line in engine.log()[before:].splitlines() if any(word in line for word in FAULTS)
-    ]
+    faults = [json.dumps(each, ensure_ascii=False) for each in json_lines(engine.log(), *FAULTS)[before:]]
     try:
         state = operator.state()
         now = f"gate {state.gate.value}, weights {held(state)[0].value} {held(state)[1]}"

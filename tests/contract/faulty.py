@@ -9,6 +9,7 @@ from typing import Any
 from rollfleet_protocol.engine_config import EngineConfig
 from tests.contract.models import Models
 from tests.contract.process import EngineProcess, Kind, Site, launcher, simulator, until
+from tests.support.log_lines import json_lines
 
 PLAN = "faults.json"
 SIMULATED = Kind("simulator", {"ROLLFLEET_ENGINE": "simulator", "ROLLFLEET_SIMULATOR_TOKEN_MS": "1.5"})
@@ -52,8 +53,7 @@ class FaultyEngine:
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         """What was logged of faults."""
-        found = [line[line.index("{") :] for line in self.process.log().splitlines() if '"rollfleet.faults"' in line]
-        return [entry for entry in map(json.loads, found) if entry["event"] == event]
+        return [entry for entry in json_lines(self.process.log(), '"rollfleet.faults"') if entry["event"] == event]
 
     def done(self) -> list[dict[str, Any]]:
         """The rules that repeat what was done since the newest plan was read."""

@@ -1,6 +1,5 @@
 """One engine of the contract suite: a real process tree, started by the launcher with a real configuration."""
 
-import json
 import os
 import re
 import signal
@@ -19,6 +18,7 @@ import httpx
 from rollfleet_engine.simulator.adapter import RELEASE
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.issuer import CertificateAuthority, Issuer
+from tests.support.log_lines import json_lines
 
 T = TypeVar("T")
 CommandOf = Callable[[EngineConfig], list[str]]
@@ -170,8 +170,7 @@ class EngineProcess:
 
     def guard_log(self) -> list[dict[str, object]]:
         """The guard's lines."""
-        lines = [line[line.index("{") :] for line in self.log().splitlines() if '"logger": "rollfleet.guard"' in line]
-        return [json.loads(line) for line in lines]
+        return json_lines(self.log(), '"logger": "rollfleet.guard"')
 
     def routes(self) -> set[tuple[str, str]]:
         """The route table that the engine printed at start: method and path."""

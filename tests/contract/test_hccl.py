@@ -20,6 +20,7 @@ from tests.contract.conftest import MS_PER_TOKEN, SIMULATOR, run_engine
 from tests.contract.models import SimulatedModels
 from tests.contract.process import EngineProcess, Kind, Site, simulator
 from tests.contract.trainer import Trainer
+from tests.support.log_lines import whole_lines
 from tests.support.stand_in import stand_in
 
 LOG = "ROLLFLEET_TEST_HCCL_LOG"
@@ -33,7 +34,7 @@ class Communicators:
 
     def counts(self) -> tuple[int, int]:
         """Made and destroyed so far."""
-        lines = self._log.read_text(encoding="utf-8").splitlines() if self._log.exists() else []
+        lines = whole_lines(self._log.read_text(encoding="utf-8")) if self._log.exists() else []
         made = sum(line.startswith("init ") for line in lines)
         return made, len(lines) - made
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from examples.demo.fleet import Fleet
 from examples.demo.kubectl import kubectl
+from tests.support.log_lines import whole_lines
 
 
 class Order(NamedTuple):
@@ -21,7 +22,7 @@ async def orders(fleet: Fleet) -> dict[str, list[Order]]:
     for pod in await fleet.pods():
         name = pod["metadata"]["name"]
         text = await kubectl("logs", name, "-n", fleet.namespace, "-c", "engine", "--tail=-1")
-        found[name] = [order for line in text.splitlines() if (order := _order(line)) is not None]
+        found[name] = [order for line in whole_lines(text) if (order := _order(line)) is not None]
     return found
 
 

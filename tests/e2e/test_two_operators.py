@@ -29,6 +29,7 @@ from tests.e2e.outputs import known_outputs
 from tests.e2e.phases import watching
 from tests.e2e.releases import Release
 from tests.e2e.strikes import strike
+from tests.support.log_lines import json_lines
 from tests.support.victims import give_signal, processes_of
 from tests.support.waiting import until
 
@@ -170,7 +171,7 @@ async def _stands_by(pair: Pair, name: str) -> None:
         return "acts no more" in await pair.log(name)
 
     await until(noticed, TAKEOVER_S)
-    lines = [json.loads(line) for line in (await pair.log(name)).splitlines()]
+    lines = json_lines(await pair.log(name))
     at = next(line["time"] for line in lines if "acts no more" in line["message"])
     assert all(line["time"] <= at for line in lines if line["message"] == "decision")
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.log_lines import whole_lines
+
 KILL_S = 20.0
 
 
@@ -65,7 +67,7 @@ class Container:
 
     def events(self) -> list[dict[str, Any]]:
         """Lines of JSON that it printed."""
-        return [json.loads(line) for line in self.output().splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in whole_lines(self.output()) if line.startswith("{")]
 
     def wait(self, timeout_s: float) -> int:
         """Its exit code."""

@@ -1,7 +1,6 @@
 """The operator as a process of its own, as a test starts, kills and reads it."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests.support.log_lines import json_lines
 from tests.support.waiting import until
 
 START_S = 60.0
@@ -114,9 +114,9 @@ class OperatorProcess:
 
     def log(self) -> str:
         """What the newest start has logged."""
-        return self.log_file.read_text(encoding="utf-8") if self.log_file.exists() else ""
+        return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
 
     def entries(self, message: str = "") -> list[dict[str, Any]]:
-        """Log lines as objects; every line must be one."""
-        lines = [json.loads(line) for line in self.log().splitlines()]
+        """Log lines as objects; every whole line must be one."""
+        lines = json_lines(self.log())
         return [line for line in lines if not message or line["message"] == message]
