@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rollfleet_protocol.ipc import plain_handles
 from rollfleet_protocol.pushes import HOLDER_HEADER
 from rollfleet_protocol.pushes import LONGEST_WORDS as REASON_WORDS
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.words import fitted
 from rollfleet_trainer.calls import Sockets, within
 from rollfleet_trainer.errors import GuardRefusedError, TransferError
+from rollfleet_trainer.said import as_json, said
 
 LONGEST_WORDS = 1000
 LARGEST_ANSWER = 64 << 10  # bytes; a refusal has 4096 characters of words at most
@@ -62,34 +62,37 @@ class GuardClient:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Phase 1: the engine's workers join the trainer's group. Blocks until all have."""
-        self._post("init_weight_transfer_engine", {"init_info": init_info})
+        self._post("init_weight_transfer_engine", as_json({"init_info": init_info}))
 
     def start_weight_update(self, tensors: dict[str, Any] | None = None, *, whole: bool = True) -> None:
         """Phase 2. tensors: all that will be sent, as update_weights tells them; not `whole`: those that come first.
 
         What does not fit the model is refused while the engine still holds what it held.
         """
-        self._post("start_weight_update", {} if tensors is None else {"tensors": tensors, "whole": whole})
+        body = b"{}" if tensors is None else b'{"tensors":%b,"whole":%b}' % (said(tensors).json, as_json(whole))
+        self._post("start_weight_update", body)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Phase 3: the workers receive what is sent meanwhile. Blocks until they have.
 
         Handles as vLLM-Ascend's own trainer engine has them (ipc_handles, tuples) go as JSON: nothing is pickled.
         """
-        self._post("update_weights", {"update_info": _plain(update_info)})
+        self._post("update_weights", b'{"update_info":%b}' % said(update_info).json)
 
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
         """Phase 4: counted, compared with `digest` (of what was sent, where that is known), applied."""
         body = {"weight_version": weight_version, "digest": digest}
-        self._post("finish_weight_update", {name: value for name, value in body.items() if value is not None})
+        told = {name: value for name, value in body.items() if value is not None}
+        self._post("finish_weight_update", as_json(told))
 
     def abort_weight_update(self, reason: str) -> None:
         """In place of the fourth, at any time: the push comes to nothing, and the engine's operator is told why."""
         words = fitted(reason, REASON_WORDS) or "no reason was given"
-        self._post("abort_weight_update", {"reason": words}, min(ABORT_S, self._timeout_s))
+        self._post("abort_weight_update", as_json({"reason": words}), min(ABORT_S, self._timeout_s))
 
-    def _post(self, route: str, body: dict[str, Any], timeout_s: float | None = None) -> None:
+    def _post(self, route: str, body: bytes, timeout_s: float | None = None) -> None:
         headers = {"Authorization": f"Bearer {self._token()}", "Host": self._server_name}
+        headers["Content-Type"] = "application/json"
         if self._holder:
             headers[HOLDER_HEADER] = self._holder
         what, seconds = f"{self.name}: {route}", self._timeout_s if timeout_s is None else timeout_s
@@ -97,7 +100,7 @@ class GuardClient:
         try:
             with (
                 within(seconds),
-                self._http.stream("POST", f"/{route}", json=body, headers=headers, extensions=options) as answer,
+                self._http.stream("POST", f"/{route}", content=body, headers=headers, extensions=options) as answer,
             ):
                 content = _content(answer, what)
         except httpx.TimeoutException as error:
@@ -115,12 +118,6 @@ class GuardClient:
     def close(self) -> None:
         """Let go of connections."""
         self._http.close()
-
-
-def _plain(update_info: dict[str, Any]) -> dict[str, Any]:
-    """As JSON takes it, without what vLLM's classes leave empty."""
-    found = {name: value for name, value in update_info.items() if value is not None}
-    return found | {"ipc_handles": plain_handles(found["ipc_handles"])} if "ipc_handles" in found else found
 
 
 def _content(answer: httpx.Response, what: str) -> bytes:

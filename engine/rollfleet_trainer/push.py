@@ -16,6 +16,7 @@ from rollfleet_protocol.refusals import RefusalReason
 from rollfleet_trainer.errors import GuardRefusedError, NotPossible, TrainerError
 from rollfleet_trainer.fan_out import FanOut, SyncClient, Target, group_size
 from rollfleet_trainer.looks import Seat
+from rollfleet_trainer.said import Said, said
 from rollfleet_trainer.taken import Forms, fits, listed_forms
 
 if TYPE_CHECKING:
@@ -126,8 +127,8 @@ class Push:
         self.more_follows = False  # parts: a finish before the last one is none
         self.finishing = False  # the last phase has been called somewhere
         self.finished = False  # at all engines
-        self._coming: dict[str, Any] | None = None  # all tensors, as update_weights tells them, where they are known
-        self._sources: list[dict[str, Any] | None] = []  # of each `source`, what it tells of itself
+        self._coming: Said | None = None  # all tensors, as update_weights tells them, where they are known
+        self._sources: list[Said | None] = []  # of each `source`, what it tells of itself
         self.sent_bytes = 0
         self._may_send = may_send
         self._address = address
@@ -195,7 +196,8 @@ class Push:
 
         What does not fit the model is refused while the engines still hold what they held.
         """
-        self._fan.all(lambda target: target.client.start_weight_update(tensors, whole=whole))
+        told = None if tensors is None else said(tensors)
+        self._fan.all(lambda target: target.client.start_weight_update(told, whole=whole))
 
     def announce(self, forms: Forms) -> None:
         """These come, and no others: engines hear of them when the update starts, whatever the caller says then."""
@@ -218,7 +220,8 @@ class Push:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Phase 3: blocks while the trainer sends, so run it beside that where the backend is a collective."""
-        self._fan.all(lambda target: target.client.update_weights(update_info))
+        told = Said(update_info)
+        self._fan.all(lambda target: target.client.update_weights(told))
 
     def finish_weight_update(self, weight_version: str | None = None, digest: str | None = None) -> None:
         """Phase 4. The label is this version, the digest that of the newest whole pass of `source`, unless given."""

@@ -13,6 +13,7 @@ import torch
 from rollfleet_protocol.pushes import LONGEST_WORDS, PACKED_BUFFER_BYTES
 from rollfleet_trainer.errors import TrainerError, TransferError
 from rollfleet_trainer.fan_out import FanOut, Target, given_up, group_size, settle
+from rollfleet_trainer.said import Said
 from rollfleet_trainer.taken import first_of, fits
 from rollfleet_trainer.tensors import Sent, listed
 
@@ -93,7 +94,7 @@ class Sender(ABC):
     def _start(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Phase 2. An engine that refuses it has left the group, and those that take it wait for nothing more."""
         try:
-            coming = listed(tensors)
+            coming = Said(listed(tensors))
             whole = fits(coming)
             told = coming if whole else first_of(coming)
             self._fan.all(lambda target: target.client.start_weight_update(told, whole=whole))
@@ -108,7 +109,8 @@ class Sender(ABC):
 
     def _update(self, info: Mapping[str, Any]) -> None:
         """Let every engine receive, in the background: what comes of it is in `_receiving`."""
-        self._receiving = self._fan.begin(lambda target: target.client.update_weights(dict(info)))
+        told = Said(info)
+        self._receiving = self._fan.begin(lambda target: target.client.update_weights(told))
 
     def _require_takers(self) -> None:
         """RuntimeError where an engine has said that it takes no more: nobody else would end the sending."""

@@ -5,12 +5,12 @@ Engines would find it too, once the fleet is closed and they have put their old 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollfleet_protocol.pushes import MOST_TENSORS
 from rollfleet_trainer.errors import NotPossible
+from rollfleet_trainer.said import Said, said
 
 TOLD = 5  # tensors named in one message
 HEAD = "lm_head."  # where word embeddings are tied, either side may have the head or not
@@ -57,23 +57,25 @@ def differences(before: Forms, now: Forms) -> list[str]:
     return [*forms, *new, *gone]
 
 
-def listed_forms(forms: Forms) -> dict[str, Any]:
+def listed_forms(forms: Forms) -> Said:
     """names, dtype_names, shapes as the native calls have them."""
-    return {
-        "names": list(forms),
-        "dtype_names": [dtype for dtype, _ in forms.values()],
-        "shapes": [list(shape) for _, shape in forms.values()],
-    }
+    return Said(
+        {
+            "names": list(forms),
+            "dtype_names": [dtype for dtype, _ in forms.values()],
+            "shapes": [list(shape) for _, shape in forms.values()],
+        }
+    )
 
 
 def fits(tensors: Mapping[str, Any]) -> bool:
     """Whether one call can say all of this."""
-    return len(tensors["names"]) <= MOST_TENSORS and len(json.dumps(tensors, ensure_ascii=False).encode()) <= MOST_TOLD
+    return len(tensors["names"]) <= MOST_TENSORS and len(said(tensors).json) <= MOST_TOLD
 
 
-def first_of(tensors: Mapping[str, Any]) -> dict[str, Any]:
+def first_of(tensors: Mapping[str, Any]) -> Said:
     """As many as fit into one call, whatever their names."""
-    return {name: values[:FIRST] for name, values in tensors.items()}
+    return Said({name: values[:FIRST] for name, values in tensors.items()})
 
 
 def _form(form: tuple[str, Sequence[int]]) -> str:
