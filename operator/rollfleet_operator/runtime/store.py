@@ -80,8 +80,10 @@ class PodStore:
         """Take a newer version of a pod. The fleet's key where that changed what decisions see, else None."""
         metadata, owner = pod["metadata"], fleet_of(pod)
         uid, known = metadata["uid"], self._pods.get(metadata["uid"])
-        if owner is None or uid in self._gone:
+        if owner is None:
             return None
+        if uid in self._gone:
+            return self._hear_of_gone(uid, pod, key_of(metadata["namespace"], owner[0]))
         if known is not None and (
             known.revision > revision(pod) or (known.revision == revision(pod) and not known.in_doubt)
         ):
@@ -92,6 +94,13 @@ class PodStore:
         self._pods[uid] = kept
         self._by_key.setdefault(kept.key, set()).add(uid)
         return kept.key if known is None or known.view != kept.view or in_doubt else None
+
+    def _hear_of_gone(self, uid: str, pod: Manifest, key: str) -> str | None:
+        """Its last words, where a request has learnt before the watch that it is gone: whether its containers ended."""
+        if self._gone[uid] or not pod_view(pod).over:
+            return None
+        self._gone[uid] = True
+        return key
 
     def doubt(self, uid: str) -> str | None:
         """A watch by label lost sight of the pod: it is gone, or somebody took the label off. The fleet's key."""

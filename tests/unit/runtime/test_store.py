@@ -41,6 +41,19 @@ def test_a_late_answer_does_not_bring_a_deleted_pod_back() -> None:
     assert store.keys() == set()
 
 
+def test_last_words_that_come_after_the_end_count() -> None:
+    """A request may meet 404 before the watch tells of the deletion, with what the kubelet said last."""
+    store = PodStore()
+    store.upsert(make_pod(revision=1, container=RUNS))
+    store.remove("p-1")
+    assert store.upsert(make_pod(revision=2, container=RUNS)) is None
+    assert store.terminated(["p-1"]) == frozenset()
+    assert store.upsert(make_pod(revision=3, container=ENDED)) == KEY
+    assert store.terminated(["p-1"]) == {"p-1"}
+    assert store.upsert(make_pod(revision=3, container=ENDED)) is None
+    assert store.pods(KEY, "f-1") == ()
+
+
 RUNS = {"state": {"running": {}}, "started": True}
 ENDED = {"state": {"terminated": {"exitCode": 0}}}
 BACKS_OFF = {
