@@ -2,6 +2,7 @@
 
 import json
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,12 +14,14 @@ from rollfleet_protocol.commands import PREFIX, PROBE_PATH, STATE_PATH
 from rollfleet_protocol.refusals import Refusal
 from rollfleet_protocol.state import EngineState, Operation, OperationStatus, ProbeReport, WeightsState
 from tests.contract.process import OPERATOR_UID, SUBJECT, EngineProcess, Site, until
+from tests.support.issuer import TOKEN_LIFE_S
 
 T = TypeVar("T")
 CATCHES = 8
 PROBE_TOKENS = (1, 2, 3, 5, 7, 11)
 STEP_TIMEOUT_S = 60.0
 SILENCE_S = 600.0
+FRESH_S = TOKEN_LIFE_S / 3
 # Of a request that is to be caught running: vLLM needs 2.5 s for it on an idle machine.
 LONG_ANSWER = 1900
 SPANS_COMMENT = ": x-weight-version-spans "
@@ -32,7 +35,15 @@ class Operator:
         self._engine = engine
         context = ssl.create_default_context(cadata=site.authority.pem.decode())
         self.http = httpx.Client(base_url=engine.control_url, verify=context, timeout=STEP_TIMEOUT_S + 10)
-        self.token = self.make_token()
+        self._token = self.make_token()
+        self._minted = time.monotonic()
+
+    @property
+    def token(self) -> str:
+        """The operator's, minted again while there is time: who is of a whole session outlives one."""
+        if time.monotonic() - self._minted > FRESH_S:
+            self._token, self._minted = self.make_token(), time.monotonic()
+        return self._token
 
     def make_token(self, **changes: Any) -> str:
         """A token of the operator's, apart from the changes."""

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from rollfleet_engine.simulator.adapter import RELEASE
 from rollfleet_protocol.engine_config import ENGINE_CONFIG_ENV, EngineConfig
 from tests.support.issuer import CertificateAuthority, Issuer
 from tests.support.log_lines import json_lines
+from tests.support.ports import free_ports
 
 T = TypeVar("T")
 CommandOf = Callable[[EngineConfig], list[str]]
@@ -75,17 +75,6 @@ def until(claim: Callable[[], T], timeout_s: float, what: str) -> T:
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(_LOOK_S)
     return found
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 class EngineProcess:

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from tests.contract.conftest import run_engine
 from tests.contract.models import Models
 from tests.contract.process import ROOT, EngineProcess, Kind, Site
 from tests.contract.trainer import SUBJECT, UID
+from tests.support.ports import free_port
 
 STEPS = {"Accepted": True, "Quiesced": False, "Transferred": False, "Verified": False, "Active": False}
 ANSWER_S = 90.0
@@ -107,8 +107,7 @@ class Scene:
             for engine, operator in zip(self.engines, self.operators, strict=True)
         }
         ca = base64.b64encode(self.site.authority.pem).decode()
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        store = f"tcp://127.0.0.1:{free_port()}"
         self.do("open", ca=ca, tokens=tokens, backend="gloo", store=store, **options)
 
     def ask(self, version: int, form: str, what: str = "update", **options: Any) -> int:

@@ -12,7 +12,7 @@ from rollfleet_protocol.state import EngineState, Gate, WeightsState
 from tests.contract.client import Operator
 from tests.contract.faulty import SIMULATED, FaultyEngine
 from tests.contract.models import SimulatedModels
-from tests.contract.process import Site
+from tests.contract.process import Site, until
 from tests.support.cluster import SilentMeter
 
 
@@ -105,10 +105,13 @@ async def test_what_was_executed_without_an_answer_is_taken_as_done(
     told = await client.state(end, None)
     assert (told.gate, told.epoch) == (Gate.CLOSED, state.epoch + 1)
     await client.command(end, close_of(state))
-    lines = [
-        line for line in engine.process.guard_log() if line["event"] == "operation" and line["epoch"] == told.epoch
-    ]
-    assert [line["operation"] for line in lines if line["status"] == "Running"] == ["Close"]
+
+    def begun() -> list[object]:
+        lines = [line for line in engine.process.guard_log() if line["event"] == "operation"]
+        return [line["operation"] for line in lines if (line["epoch"], line["status"]) == (told.epoch, "Running")]
+
+    until(begun, 10, "the launcher has passed the lines on")
+    assert begun() == ["Close"]
     with pytest.raises(Unreachable):
         await client.command(end, Cancel(incarnation=state.incarnation, epoch=told.epoch))
     assert (await client.state(end, None)).gate is Gate.OPEN

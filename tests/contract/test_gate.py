@@ -2,6 +2,8 @@
 
 # Versions demanded and told, errors, chat and token ids: checks of conformance, in test_conformance.py.
 
+import time
+
 from rollfleet_protocol.state import Gate, WeightsState
 from tests.contract.client import LONG_ANSWER, Client, Operator, held
 from tests.contract.models import Models
@@ -52,9 +54,9 @@ def test_initial_weights_are_those_of_the_model(fresh_operator: Operator, fresh_
 
 def test_a_silent_operator_before_arming_reopens_the_old_version(serving: Operator, client: Client, models: Models):
     epoch = serving.next_epoch()
-    serving.close(epoch, 2, silence_s=1.0)
+    serving.close(epoch, 2, silence_s=3.0)
     assert client.complete("abc", 1).status == 503
-    until(lambda: client.complete("abc", 1).status == 200, 10, "reopened by itself")
+    until(lambda: client.complete("abc", 1).status == 200, 20, "reopened by itself")
     answer = client.complete(models.short_prompt, 8)
     assert (answer.version, answer.text) == (1, models.answer(1, models.short_prompt)[:8])
     state = serving.state()
@@ -63,9 +65,10 @@ def test_a_silent_operator_before_arming_reopens_the_old_version(serving: Operat
 
 def test_an_operator_that_polls_is_not_silent(serving: Operator, client: Client):
     epoch = serving.next_epoch()
-    state = serving.close(epoch, 2, silence_s=1.0)
-    for _ in range(6):
-        state = serving.state(after=state.sequence, wait_s=0.5)
+    state = serving.close(epoch, 2, silence_s=6.0)
+    until_s = time.monotonic() + 8
+    while time.monotonic() < until_s:
+        state = serving.state(after=state.sequence, wait_s=5)  # it is held for a third of the silence
         assert state.gate is Gate.CLOSED
     assert client.complete("abc", 1).status == 503
     serving.do("cancel", epoch)
@@ -74,10 +77,10 @@ def test_an_operator_that_polls_is_not_silent(serving: Operator, client: Client)
 
 def test_an_armed_engine_waits_for_its_operator(serving: Operator, client: Client):
     epoch = serving.next_epoch()
-    serving.close(epoch, 2, silence_s=0.5)
+    serving.close(epoch, 2, silence_s=3.0)
     serving.do("arm", epoch)
     state = serving.state()
-    assert serving.state(after=state.sequence, wait_s=2.5).sequence == state.sequence
+    assert serving.state(after=state.sequence, wait_s=5).sequence == state.sequence
     assert client.complete("abc", 1).status == 503
     serving.do("cancel", epoch)
     assert client.complete("abc", 1).status == 200

@@ -207,7 +207,7 @@ def test_a_trainer_that_goes_silent_in_mid_push_holds_the_engine_up_to_the_deadl
 ):
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
-    trainer.order(epoch, 2, "hccl", deadlineSeconds=3)
+    trainer.order(epoch, 2, "hccl", deadlineSeconds=10)
     told = trainer.send("hccl", 2, half_way="hangs", bufferBytes=1 << 12)
     assert "up to the deadline" in told["error"]
     assert operation_of(trainer.ended()).failure is not None

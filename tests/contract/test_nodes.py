@@ -16,8 +16,9 @@ from rollfleet_protocol.state import Gate, WeightsState
 from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, held, wait_in_flight
 from tests.contract.conftest import VLLM
 from tests.contract.models import Models
-from tests.contract.process import EngineProcess, Kind, Site, free_ports, until
+from tests.contract.process import EngineProcess, Kind, Site, until
 from tests.contract.trainer import Trainer
+from tests.support.ports import free_ports
 
 NODES = 2
 LEADER = "qwen-0-0-abcdef"

@@ -8,8 +8,6 @@ from tests.contract.client import LONG_ANSWER, Answer, Client, Operator, Stream,
 from tests.contract.models import Models
 from tests.contract.process import until
 
-# Enough to be caught running, few enough to end soon.
-SHORT_ANSWER = 400
 KEPT_ANSWER = 1200  # long enough to be caught running by a machine that is busy
 
 
@@ -55,7 +53,7 @@ class Listening:
 
 
 def test_wait_lets_requests_end_by_themselves(serving: Operator, client: Client, models: Models):
-    running = Running(client, models.short_prompt, SHORT_ANSWER)
+    running = Running(client, models.short_prompt, LONG_ANSWER)
     wait_in_flight(serving, 1)
     epoch = serving.next_epoch()
     state = serving.close(epoch, 2, mode="wait", drainTimeoutSeconds=40)

@@ -18,9 +18,10 @@ from rollfleet_trainer.checkpoints import published
 from tests.contract.client import STEP_TIMEOUT_S, Client, held
 from tests.contract.conftest import SIMULATOR
 from tests.contract.models import SimulatedModels
-from tests.contract.process import ROOT, EngineProcess, Kind, Site, free_ports, simulator
+from tests.contract.process import ROOT, EngineProcess, Kind, Site, simulator
 from tests.contract.sdk_scene import Process, Scene
 from tests.contract.trainer import SUBJECT, UID
+from tests.support.ports import free_port
 from tests.support.stand_in import stand_in
 
 SCRIPT = ROOT / "examples" / "push" / "trainer.py"
@@ -152,7 +153,7 @@ def test_a_trainer_with_a_group_ends_well_without_close(
 @pytest.mark.parametrize("backend", ["ipc"], indirect=True)
 def test_a_trainer_of_several_ranks_has_one_on_each_npu(scene: ExampleScene) -> None:
     """As torchrun starts them. The engines' workers are on the second one's NPU here, which speaks to nobody."""
-    [port] = free_ports(1)
+    port = free_port()
     ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "STAND_IN_NPU": "7"}
     number = scene.begin(3, ranks=ranks)
     scene.succeed(number, 3)

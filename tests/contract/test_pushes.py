@@ -407,7 +407,7 @@ def test_a_group_that_does_not_form_is_told_with_where(
     trainer.operator.update(1, "step-1")
     epoch = trainer.operator.next_epoch()
     trainer.arm(epoch, 2)
-    trainer.order(epoch, 2, "gloo", deadlineSeconds=3)
+    trainer.order(epoch, 2, "gloo", deadlineSeconds=10)
     info = {
         "master_address": "127.0.0.1",
         "master_port": silent_port if silent else 9,

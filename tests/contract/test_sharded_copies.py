@@ -1,7 +1,6 @@
 """RolloutFleet.publish on all ranks of a sharded trainer: shards are gathered on both, and both hear how it ended."""
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
@@ -10,14 +9,14 @@ import pytest
 from devtools import vllm_venv
 from rollfleet_trainer.checkpoints import published
 from tests.contract.process import ROOT
+from tests.support.ports import free_port
 
 
 def test_all_ranks_gather_and_hear_the_same_end(tmp_path: Path) -> None:
     venv = vllm_venv.venv_path()
     if not vllm_venv.is_complete(venv):
         pytest.skip(f"no torch: `make vllm-venv` makes {venv}")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        store = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    store = f"tcp://127.0.0.1:{free_port()}"
     path = f"{ROOT}:{ROOT / 'engine'}:{ROOT / 'kernels'}"
     module = "tests.contract.sharded_copies_process"
     ranks = [

@@ -162,10 +162,10 @@ def test_repeats_are_harmless_and_another_level_is_not_a_repeat(serving: Operato
 
 def test_silence_reopens_nobody_who_sleeps(serving: Operator, client: Client, models: Models):
     epoch = serving.next_epoch()
-    serving.close(epoch, 1, silence_s=1.0)
+    serving.close(epoch, 1, silence_s=3.0)
     serving.succeed("sleep", epoch, level=1, **DEADLINE)
     state = serving.state()
-    assert serving.state(after=state.sequence, wait_s=3).sequence == state.sequence
+    assert serving.state(after=state.sequence, wait_s=5).sequence == state.sequence
     assert closed_reason(client) == "Asleep"
     wake(serving, epoch)
     serve_on(serving, client, models, epoch, 1)

@@ -16,7 +16,7 @@ from tests.contract.client import (
     wait_in_flight,
 )
 from tests.contract.models import Models
-from tests.contract.process import EngineProcess
+from tests.contract.process import EngineProcess, until
 
 
 def test_greedy_output_is_that_of_each_checkpoint(operator: Operator, client: Client, models: Models):
@@ -163,7 +163,13 @@ def test_nothing_is_admitted_from_closing_to_opening(serving: Operator, client: 
         assert client.get("/readyz").status_code == 200
     serving.do("open", epoch, version=2, digest=digest)
     assert client.complete("abc", 1).version == 2
-    closed, opened = [line for line in engine.guard_log() if str(line["event"]).startswith("gate.")][-2:]
+
+    def changes() -> list[dict[str, object]]:
+        """Of this update; the launcher passes lines on."""
+        found = [line for line in engine.guard_log() if str(line["event"]).startswith("gate.")][-2:]
+        return found if found and found[-1]["event"] == "gate.opened" and found[-1]["epoch"] == epoch else []
+
+    closed, opened = until(changes, 10, "the opening is in the log")
     assert (closed["event"], closed["version"]) == ("gate.closed", 1)
     assert (opened["event"], opened["version"], opened["digest"]) == ("gate.opened", 2, digest)
     last, first = closed["lastAdmissionNs"], opened["timeNs"]

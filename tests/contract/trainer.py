@@ -26,7 +26,6 @@ class Trainer:
     ) -> None:
         self.operator = Operator(engine, site)
         self._engine, self._site, self._models = engine, site, models
-        self.token = self.operator.make_token(subject=SUBJECT, uid=UID)
         self._process = subprocess.Popen(
             [str(vllm_venv.venv_path() / "bin" / "python"), "-m", pusher],
             cwd=ROOT,
@@ -39,6 +38,11 @@ class Trainer:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    @property
+    def token(self) -> str:
+        """The trainer's, a new one each time: its life is shorter than that of a module's trainer may be."""
+        return self.operator.make_token(subject=SUBJECT, uid=UID)
 
     def close(self) -> None:
         """End the process: it ends with its input."""

@@ -32,7 +32,7 @@ async def serving_fleet(environment: Environment, fleet: Fleet, own_models: Path
 
 async def test_c11_broken_checkpoints_never_pause_the_fleet(serving_fleet: Fleet, own_models: Path) -> None:
     fleet = serving_fleet
-    deadlines = {"prepareSeconds": 4}
+    deadlines = {"prepareSeconds": 10}
     for version, (name, (break_it, path)) in enumerate(CASES.items(), start=1):
         folder = own_models / f"case-{version}"
         culprit = f"case-{version}"

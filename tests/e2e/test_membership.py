@@ -13,6 +13,7 @@ from examples.demo.load import Load, Plan
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
+from tests.support.waiting import until as wait_until
 
 IDLE_S = 60.0
 CHILDREN = "pods,services,deployments,replicasets,secrets,serviceaccounts,roles,rolebindings"
@@ -130,6 +131,11 @@ async def test_scaling_follows_replicas(environment: Environment, fleet: Fleet) 
     await fleet.serving(3, timeout_s=60)
     await kubectl("scale", "rolloutengine", fleet.name, "-n", fleet.namespace, "--replicas=1")
     await fleet.serving(1, timeout_s=60)
+
+    async def one_is_left() -> bool:  # the others close their gates and drain
+        return len(await fleet.pods()) == 1
+
+    await wait_until(one_is_left, 60)
     changes = await fleet.gate_changes([p["metadata"]["name"] for p in await fleet.pods()])
     assert changes[-1].opened
     assert changes[-1].version == 1

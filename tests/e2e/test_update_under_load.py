@@ -13,6 +13,7 @@ from examples.demo.load import Load, Plan, completed
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import REAL, SIMULATED
 from tests.e2e.outputs import known_outputs
+from tests.support.waiting import until
 
 VERSIONS = (1, 2, 3)
 ANSWERS_EACH = 30
@@ -77,9 +78,14 @@ async def test_c01_a_replaced_engine_never_serves_another_version(
     plan = Plan(await fleet.url(), SERVED_NAME, tuple(known[0]), **pace)
     async with Load(plan) as load:
         await _enough(load, 3)
-        victim = (await fleet.pods())[0]["metadata"]["name"]
-        await fleet.remove_pod(victim)
-        await fleet.serving(replicas - 1, timeout_s=60)
+        victim = (await fleet.pods())[0]["metadata"]
+        await fleet.remove_pod(victim["name"])
+
+        async def replaced() -> bool:
+            there = {pod["metadata"]["uid"] for pod in await fleet.pods()}
+            return victim["uid"] not in there and len(there) == replicas
+
+        await until(replaced, 120)
         await fleet.serving(replicas)
         await asyncio.wait_for(_enough(load, 3), 60)
     assert checks.wrong_answers(load.samples, known) == []

@@ -65,7 +65,7 @@ async def test_an_outage_in_mid_update_costs_no_deadline(world: World, proxy: Ap
     async def stands_by() -> bool:
         return (await world.operator.metrics())["rollfleet_leader"] == 0
 
-    await until(stands_by, 10, world.operator.log)
+    await until(stands_by, 30, world.operator.log)
     loop = asyncio.get_running_loop()
     away_until = loop.time() + AWAY_S
 
@@ -87,9 +87,9 @@ async def test_watches_that_are_cut_are_taken_up_again(world: World, proxy: ApiP
     await world.operator.start()
     await world.create_fleet(1)
     await world.serving(1)
-    await until(lambda: open_watches(proxy, WATCHES), 10)
+    await until(lambda: open_watches(proxy, WATCHES), 30)
     proxy.set(Way.REFUSED)
-    await until(lambda: open_watches(proxy, 0), 10)
+    await until(lambda: open_watches(proxy, 0), 30)
     proxy.set(Way.OPEN)
     await until(lambda: open_watches(proxy, WATCHES), 20, world.operator.log)
     await world.bump(1)

@@ -65,7 +65,7 @@ async def test_a_checkpoint_that_is_not_there_never_pauses_the_fleet(world: Worl
     await world.operator.start()
     await world.create_fleet(1)
     await world.serving(1)
-    await world.bump(1, "no-such-step", deadlines={"prepareSeconds": 3})
+    await world.bump(1, "no-such-step", deadlines={"prepareSeconds": 10})
     ended = await world.finished(1)
     assert ended["status"]["phase"] == "Failed"
     assert "no-such-step" in str(ended["status"]["conditions"])

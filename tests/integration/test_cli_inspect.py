@@ -13,7 +13,7 @@ READ = [
     {"apiGroups": ["rollfleet.io"], "resources": ["rolloutengines", "weightversions"], "verbs": ["get", "list"]},
     {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["get", "list"]},
 ]
-SETTLE_S = 30.0
+SETTLE_S = 60.0
 
 
 async def make_world(world: World, replicas: int = 2) -> Command:
@@ -58,7 +58,7 @@ async def test_a_fault_is_named_with_its_cause_and_remedy(world: World) -> None:
     assert [each["state"]["gate"] for each in well.document["guards"]] == ["Open", "Open"]
     assert any(event["reason"] == "Serving" for event in well.document["events"])
 
-    await world.bump(1, "no-such-step", deadlines={"prepareSeconds": 3})
+    await world.bump(1, "no-such-step", deadlines={"prepareSeconds": 10})
     await world.finished(1)
     failed = await rollfleet("diagnose", "qwen")
     assert failed.code == 0, failed.stderr

@@ -70,6 +70,8 @@ async def test_the_exit_code_tells_how_it_ended(world: World) -> None:
     assert nothing.code == 3
     assert "no version that was Active before 1" in nothing.stderr
 
+    patient = {"spec": {"deadlines": {"prepareSeconds": 60}}}  # else it fails before it is overtaken
+    await world.cluster.merge_patch(WEIGHT_VERSIONS, world.namespace, "qwen-policy", patient)
     overtaken = await rollfleet.start("bump", "qwen", "--checkpoint", "no-such-either", "--wait", "-o", "json")
 
     async def asked() -> bool:

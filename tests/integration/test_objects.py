@@ -56,15 +56,24 @@ async def test_a_fleet_gets_its_objects_and_takes_them_along(world: World) -> No
     await world.gone()
 
 
+async def staying(world: World) -> set[str]:
+    """Names of pods that are not being deleted."""
+    return {pod["metadata"]["name"] for pod in await world.pods() if "deletionTimestamp" not in pod["metadata"]}
+
+
 async def test_a_deleted_pod_is_replaced_and_a_smaller_fleet_has_fewer(world: World) -> None:
     await world.operator.start()
     await world.create_fleet(2)
     await world.serving(2)
     first, second = await world.pods()
     await world.cluster.delete(PODS, world.namespace, first["metadata"]["name"])
-    await world.serving(1, within_s=30)
+
+    async def replaced() -> bool:
+        return len(await staying(world)) == 2
+
+    await until(replaced, 30, world.operator.log)
     await world.serving(2)
-    names = {pod["metadata"]["name"] for pod in await world.pods() if not pod["metadata"].get("deletionTimestamp")}
+    names = await staying(world)
     assert second["metadata"]["name"] in names
     assert first["metadata"]["name"] not in names
     await world.cluster.merge_patch(ROLLOUT_ENGINES, world.namespace, world.fleet, {"spec": {"replicas": 1}})
@@ -76,12 +85,18 @@ async def test_a_deleted_pod_is_replaced_and_a_smaller_fleet_has_fewer(world: Wo
     await until(one_left, 60)
 
 
+async def in_the_serving_set(world: World) -> bool:
+    """All pods, by their labels, which may come after the status."""
+    return all("rollfleet.io/serving" in pod["metadata"]["labels"] for pod in await world.pods())
+
+
 @pytest.mark.parametrize("label", ["rollfleet.io/serving", "rollfleet.io/fleet", "rollfleet.io/component"])
 async def test_c05_a_removed_label_is_restored(world: World, label: str) -> None:
     """Any of them: a pod that no selector finds any more serves all the same, and must not be lost sight of."""
     await world.operator.start()
     await world.create_fleet(2)
     await world.serving(2)
+    await until(lambda: in_the_serving_set(world), 20, world.operator.log)
     victim, other = await world.pods()
     name = victim["metadata"]["name"]
     removed = await world.cluster.merge_patch(PODS, world.namespace, name, {"metadata": {"labels": {label: None}}})
@@ -91,7 +106,7 @@ async def test_c05_a_removed_label_is_restored(world: World, label: str) -> None
         pod = await world.cluster.get(PODS, world.namespace, name)
         return bool(pod["metadata"]["labels"].get(label) == victim["metadata"]["labels"][label])
 
-    await until(restored, 5, world.operator.log)
+    await until(restored, 20, world.operator.log)
     assert (await world.read_fleet())["status"]["servingReplicas"] == 2
     assert [pod["metadata"]["uid"] for pod in await world.pods()] == [pod["metadata"]["uid"] for pod in (victim, other)]
     await world.bump(1)
@@ -102,11 +117,7 @@ async def test_c05_a_label_removed_while_the_operator_is_away_is_restored(world:
     await world.operator.start()
     await world.create_fleet(1)
     await world.serving(1)
-
-    async def in_the_serving_set() -> bool:  # the label may come after the status
-        return all("rollfleet.io/serving" in pod["metadata"]["labels"] for pod in await world.pods())
-
-    await until(in_the_serving_set, 10, world.operator.log)
+    await until(lambda: in_the_serving_set(world), 20, world.operator.log)
     (pod,) = await world.pods()
     await world.operator.kill()
     bare = {"metadata": {"labels": {"rollfleet.io/fleet": None}}}

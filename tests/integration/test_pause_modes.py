@@ -13,6 +13,7 @@ from tests.support.waiting import until
 
 MS_PER_TOKEN = "10"
 TOKENS = 300  # 3 s
+LONG = 1500  # 15 s: to be caught running, however slowly the update comes
 RANKS = 2
 
 
@@ -51,9 +52,9 @@ async def test_wait_lets_requests_end_and_keep_takes_them_along(world: World) ->
     await serve(world, parallelism={"data": RANKS}, accelerator={"perPod": 0})
     pods = await world.pods()
     async with httpx.AsyncClient(timeout=60) as client:
-        for version, mode in ((1, "wait"), (2, "keep"), (3, "abort")):
+        for version, mode, tokens in ((1, "wait", TOKENS), (2, "keep", LONG), (3, "abort", LONG)):
             asked = [
-                asyncio.create_task(ask(client, pod, **{"X-data-parallel-rank": str(rank)}))
+                asyncio.create_task(ask(client, pod, tokens, **{"X-data-parallel-rank": str(rank)}))
                 for pod in pods
                 for rank in range(RANKS)
             ]
@@ -69,7 +70,7 @@ async def test_wait_lets_requests_end_and_keep_takes_them_along(world: World) ->
                 if mode == "keep":
                     spans = json.loads(answer.headers[SPANS_HEADER])
                     assert [span["version"] for span in spans] == [1, 2]
-                    assert 0 < spans[1]["fromToken"][0] < TOKENS
+                    assert 0 < spans[1]["fromToken"][0] < LONG
                 else:
                     assert SPANS_HEADER not in answer.headers
             if mode == "wait":

@@ -31,6 +31,7 @@ from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.tokens import Tokens, account_of_caller
 
 DURATION_S = 5  # the shortest that is believed
+LONG_S = 30  # for a machine that stands still at times
 FLEET, ACCOUNT = "qwen", "grpo"  # as in the docs
 SOON_S = 20.0
 
@@ -64,9 +65,9 @@ class Place:
         self.apis.append(api)
         return api
 
-    async def keeper(self, name: str, api: ApiServer | None = None) -> Keeper:
+    async def keeper(self, name: str, api: ApiServer | None = None, duration_s: int = LONG_S) -> Keeper:
         """One process of the account."""
-        return Keeper(api or await self.trainer(), self.namespace, FLEET, f"{ACCOUNT}/{name}", DURATION_S)
+        return Keeper(api or await self.trainer(), self.namespace, FLEET, f"{ACCOUNT}/{name}", duration_s)
 
     async def lease(self) -> dict[str, Any]:
         """As everybody sees it."""
@@ -113,7 +114,7 @@ async def test_the_lease_is_held_offered_refused_and_given_back(place: Place) ->
     began = time.monotonic()
     with pytest.raises(AnotherSender, match="grpo/a"):
         await two.take(0)
-    assert time.monotonic() - began < DURATION_S
+    assert time.monotonic() - began < LONG_S
     await asyncio.wait_for(two_after(one, two), SOON_S)
     assert two.holds()
     assert (await place.lease())["spec"]["holderIdentity"] == f"{ACCOUNT}/b"
@@ -129,7 +130,7 @@ async def two_after(one: Keeper, two: Keeper) -> None:
 
 async def test_a_trainer_that_died_is_followed_once_its_lease_has_run_out(place: Place) -> None:
     api = await place.trainer()
-    one, two = await place.keeper("a", api), await place.keeper("b", api)
+    one, two = await place.keeper("a", api, DURATION_S), await place.keeper("b", api, DURATION_S)
     await one.take(0)
     await one._stop_renewing()  # it was killed
     began = time.monotonic()

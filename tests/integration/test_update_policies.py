@@ -8,7 +8,7 @@ from tests.support.fleet import World
 from tests.support.waiting import until
 
 ROLLING = {"type": "Rolling", "rolling": {"maxUnavailable": 1}}
-SHORT = {"prepareSeconds": 5}
+SHORT = {"prepareSeconds": 10}
 
 
 def condition(manifest: Manifest, kind: str) -> tuple[str, str]:

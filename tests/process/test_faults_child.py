@@ -12,8 +12,8 @@ import pytest
 from rollfleet_engine.faults.child import Child, members
 from rollfleet_engine.faults.injector import LOGGER
 from rollfleet_engine.guard.log import GuardLog
-from tests.contract.process import free_ports
 from tests.support.guards import eventually
+from tests.support.ports import free_port
 
 # As an engine: a launcher, below it a server of many threads in a group of its own, which holds a port.
 ENGINE = """
@@ -39,7 +39,7 @@ class Engines:
     def __init__(self, folder: Path) -> None:
         self.ups = folder / "ups"
         self.ups.touch()
-        command = (sys.executable, "-c", ENGINE, str(free_ports(1)[0]), str(self.ups))
+        command = (sys.executable, "-c", ENGINE, str(free_port()), str(self.ups))
         self.child = Child(command, os.environ, GuardLog({}, io.StringIO(), LOGGER))
 
     def pids(self) -> list[int]:
@@ -85,7 +85,7 @@ async def test_death_takes_every_process(engines: Engines) -> None:
 
 async def test_an_engine_that_hangs_goes_on_after_its_time(engines: Engines) -> None:
     session = os.getsid(await engines.up(1))
-    await engines.child.hang(0.3)
+    await engines.child.hang(3)
     await eventually(lambda: states(session) == {"T"})
     await eventually(lambda: states(session) == {"S"})
 

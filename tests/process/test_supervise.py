@@ -97,7 +97,7 @@ def test_sigterm_is_forwarded_and_a_clean_stop_is_no_failure(launched):
     one = launched(
         "import signal,sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: (print('draining'), sys.exit(0)))\n"
-        "print('ready'); signal.pause()"
+        "print('ready')\nwhile True: signal.sigtimedwait([], 0.05)"
     )
     one.until("ready")
     one.process.send_signal(signal.SIGTERM)
@@ -108,7 +108,8 @@ def test_sigterm_is_forwarded_and_a_clean_stop_is_no_failure(launched):
 
 def test_other_signals_are_forwarded(launched):
     one = launched(
-        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('usr1'))\nprint('ready')\nsignal.pause()"
+        "import signal,sys\nsignal.signal(signal.SIGUSR1, lambda *_: (print('usr1'), sys.exit(0)))\n"
+        "print('ready')\nwhile True: signal.sigtimedwait([], 0.05)"
     )
     one.until("ready")
     one.process.send_signal(signal.SIGUSR1)

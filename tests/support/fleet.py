@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
 from rollfleet_operator.api.meta import LABEL_OPERATOR
 from rollfleet_operator.clients.errors import AlreadyExists, NotFound
+from rollfleet_operator.clients.events import CONTROLLER
 from rollfleet_operator.clients.kubernetes import KubernetesCluster
 from rollfleet_operator.ports import (
     CHILDREN,
@@ -124,12 +126,17 @@ class World:
         return last
 
     async def revisions(self) -> dict[str, str]:
-        """resourceVersion by "Kind/name" of everything that is ours in the namespace."""
+        """By "Kind/name" of everything that is ours in the namespace, what changes when the operator writes to it.
+
+        That is the resourceVersion; of pods, whose status is the kubelet's, what is not status. The kubelet's Events,
+        of a probe that a busy machine answered late, are not ours.
+        """
         listings = await asyncio.gather(*(self.cluster.list(resource, self.namespace) for resource in (*OURS, EVENTS)))
         return {
-            f"{resource.kind}/{item['metadata']['name']}": item["metadata"]["resourceVersion"]
+            f"{resource.kind}/{item['metadata']['name']}": _revision(resource, item)
             for resource, listing in zip((*OURS, EVENTS), listings, strict=True)
             for item in listing.items
+            if resource != EVENTS or item.get("reportingController", CONTROLLER) == CONTROLLER
         }
 
     async def writes(self) -> float:
@@ -163,3 +170,11 @@ class World:
             return [item for item in listing.items if item.get("reason") == reason]
 
         return read
+
+
+def _revision(resource: Resource, item: Manifest) -> str:
+    metadata = item["metadata"]
+    if resource != PODS:
+        return str(metadata["resourceVersion"])
+    ours = ("labels", "annotations", "finalizers", "ownerReferences", "deletionTimestamp")
+    return json.dumps([metadata["uid"], [metadata.get(name) for name in ours], item["spec"]], sort_keys=True)

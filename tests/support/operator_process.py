@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,18 +11,12 @@ from typing import Any
 import httpx
 
 from tests.support.log_lines import json_lines
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 START_S = 60.0
-STOP_S = 15.0
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+STOP_S = 30.0
+ANSWER_S = 20.0  # who does not listen refuses at once
 
 
 @dataclass
@@ -80,14 +73,14 @@ class OperatorProcess:
     async def status(self, path: str) -> int:
         """HTTP status of a GET; 0 where nobody listens."""
         try:
-            async with httpx.AsyncClient(timeout=2) as client:
+            async with httpx.AsyncClient(timeout=ANSWER_S) as client:
                 return (await client.get(f"http://127.0.0.1:{self.port}{path}")).status_code
         except httpx.HTTPError:
             return 0
 
     async def metrics(self) -> dict[str, float]:
         """All samples by their line's left side."""
-        async with httpx.AsyncClient(timeout=5) as client:
+        async with httpx.AsyncClient(timeout=ANSWER_S) as client:
             text = (await client.get(f"http://127.0.0.1:{self.port}/metrics")).text
         lines = [line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#")]
         return {name: float(value) for name, _, value in lines}

@@ -11,7 +11,7 @@ from devtools import vllm_venv
 from devtools.tiny_models import ROOT, source_path
 
 DEADLINE_S = 3.0  # as in silent_store.py
-LATE_S = 1.5  # of a machine that has other work
+LATE_S = 10.0  # of a machine that has other work: torch itself waits half an hour
 
 
 def test_gloo_takes_two_buffers_beside_its_tensors() -> None:

@@ -198,4 +198,4 @@ async def test_a_token_of_any_size_is_judged_at_once(verifier: ServiceAccountVer
     await refused(verifier, "[" * 5000 + "." + "]" * 5000)
     nested = base64.urlsafe_b64encode(b"[" * 9000).decode()
     await refused(verifier, f"{nested}.{b64(claims())}.x")
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 20, "what grows with the square of its size takes minutes"

@@ -11,9 +11,10 @@ from rollfleet_engine.launch import meeting
 from rollfleet_engine.launch.lines import Kind, Line, Message
 from rollfleet_engine.launch.meeting import MeetingError, Met, meet
 from rollfleet_protocol.engine_config import EngineConfig, NodesConfig, Place
+from tests.support.ports import free_port
 
 UID, LEADER, RELEASE = "f-1", "qwen-0-0-abcdef", "0.27.1"
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Quiet:
@@ -66,11 +67,6 @@ class Launcher(threading.Thread):
             line.close()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def connect(port: int) -> socket.socket:
     """As soon as somebody listens."""
     for _ in range(1000):
@@ -83,7 +79,7 @@ def connect(port: int) -> socket.socket:
 
 @pytest.fixture
 def leader() -> Iterator[Launcher]:
-    nodes = NodesConfig(count=2, meeting_port=free_port(), wait_seconds=5, led_wait_seconds=5)
+    nodes = NodesConfig(count=2, meeting_port=free_port(), wait_seconds=30, led_wait_seconds=30)
     one = Launcher(0, nodes)
     one.start()
     yield one

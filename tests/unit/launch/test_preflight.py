@@ -13,6 +13,7 @@ import rollfleet_engine
 from rollfleet_engine.launch.facts import EngineKind
 from rollfleet_engine.launch.look_model import look_at_model
 from rollfleet_engine.launch.preflight import KIND_VARIABLE, UnknownEngineError, kind_of, observe, own_paths
+from tests.support.ports import free_port
 from tests.unit.launch.conftest import write_safetensors
 
 
@@ -25,12 +26,6 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def config(make_config, model: Path, tmp_path: Path):
     tls = tmp_path / "tls"
@@ -38,8 +33,8 @@ def config(make_config, model: Path, tmp_path: Path):
     return make_config(
         model={"path": str(model), "servedName": "policy"},
         bindAddress="127.0.0.1",
-        servingPort=_free_port(),
-        controlPort=_free_port(),
+        servingPort=free_port(),
+        controlPort=free_port(),
         tlsDir=str(tls),
         runDir=str(tmp_path),
         checkpointsPath=str(tmp_path / "none"),
