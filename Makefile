@@ -96,6 +96,10 @@ else
 	@$(PYTEST) tests/model -q -n 2 --timeout 600
 endif
 
+.PHONY: properties
+properties: setup ## properties of the pure parts with new examples at random, ten times as many; other layers take the same ones each time
+	@ROLLFLEET_EXAMPLES=search $(PYTEST) tests/unit -q -n 2 -m hypothesis --timeout 1800
+
 .PHONY: vllm-venv
 vllm-venv: setup ## the environment with real vLLM for the CPU, parsers of other releases and a trainer's packages, outside the tree
 	@$(BIN)/python -m devtools.vllm_venv

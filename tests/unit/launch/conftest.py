@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from rollfleet_engine.launch.facts import EngineKind, Facts, Installation, ModelFolder, Plugin
 from rollfleet_protocol.engine_config import EngineConfig
-
-settings.register_profile("rollfleet", deadline=None)  # load on the machine is no failure of a test
-settings.load_profile("rollfleet")
 
 
 def build_config(**changes: Any) -> EngineConfig:

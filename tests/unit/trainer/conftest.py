@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
 
 from rollfleet_engine.tools.tiny_model import make_simulated
 from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
 from tests.support import damage
 from tests.support.publishing import Arrays
-
-settings.register_profile("rollfleet", deadline=None)  # load on the machine is no failure of a test
-settings.load_profile("rollfleet")
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from rollfleet_engine.tools.tiny_model import make_simulated
 from rollfleet_engine.weights.coverage import ModelTensors, read_model_tensors
-
-settings.register_profile("rollfleet", deadline=None)  # load on the machine is no failure of a test
-settings.load_profile("rollfleet")
 
 
 @pytest.fixture
