@@ -102,6 +102,12 @@ def test_help_tells_every_target() -> None:
     assert DECLARED <= TOLD_BY_HELP
 
 
+def test_every_decision_is_in_the_list_of_decisions() -> None:
+    folder = ROOT / "docs" / "adr"
+    listed = re.findall(r"\]\(([^)]+)\)", (folder / "README.md").read_text())
+    assert sorted(listed) == sorted(file.name for file in folder.glob("[0-9]*.md"))
+
+
 def test_every_page_is_in_the_list_of_pages() -> None:
     listed = set(re.findall(r"\]\(([a-z-]+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
