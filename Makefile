@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# What takes longest is told, so that the whole stays short enough to be run.
+SLOWEST := --durations 30 --durations-min 10
 LAYERS := unit process model charts images contract integration e2e
 # With KUBECONFIG set, that cluster; else the local one.
 CLUSTER := eval "$$($(BIN)/python -m examples.demo.environment env)";
@@ -140,7 +142,7 @@ images: setup ## operator's and engine's image built from their Dockerfiles and 
 
 .PHONY: contract
 contract: vllm-venv ## one suite against the simulator and against real vLLM, vLLM's inside, and parsers of its releases
-	@$(PYTEST) tests/contract tests/parsers tests/vllm tests/kernels -q --timeout 300
+	@$(PYTEST) tests/contract tests/parsers tests/vllm tests/kernels -q --timeout 300 $(SLOWEST)
 
 .PHONY: contract-032
 contract-032: setup ## the same suite, and vLLM's inside, against real vLLM 0.32.0; its environment is made once, 3 GB to download
@@ -154,7 +156,7 @@ contract-023: setup ## the same against real vLLM 0.23.0, which goes with the ne
 
 .PHONY: integration
 integration: prepare ## the operator's parts against a real API server
-	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300 -m "not full"
+	@$(CLUSTER) $(PYTEST) tests/integration -q --timeout 300 -m "not full" $(SLOWEST)
 
 .PHONY: integration-full
 integration-full: prepare ## more of the same: leaders lost and API servers gone in further phases of an update
@@ -162,7 +164,7 @@ integration-full: prepare ## more of the same: leaders lost and API servers gone
 
 .PHONY: e2e
 e2e: prepare ## fleets on real Kubernetes with real vLLM, router and load
-	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m "not full"
+	@$(CLUSTER) $(PYTEST) tests/e2e -q -s --timeout 900 -m "not full" $(SLOWEST)
 
 .PHONY: kills
 kills: prepare ## each victim killed in each phase of an update, and of a trainer's push, some of them with real vLLM; a few run with e2e

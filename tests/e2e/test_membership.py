@@ -5,6 +5,8 @@ import json
 import time
 from typing import Any
 
+import pytest
+
 from examples.demo import checks
 from examples.demo.environment import Environment, folders
 from examples.demo.fleet import Fleet, condition
@@ -148,6 +150,7 @@ async def _versions(namespace: str) -> dict[str, str]:
     return {f"{o['kind']}/{o['metadata']['name']}": o["metadata"]["resourceVersion"] for o in document["items"]}
 
 
+@pytest.mark.full  # in `make test` by tests/integration/test_idle.py
 async def test_c31_an_idle_fleet_is_left_in_peace(environment: Environment, fleet: Fleet) -> None:
     kind = environment.simulated()
     await fleet.create(kind, 4)

@@ -61,7 +61,7 @@ async def test_versions_change_under_load(environment: Environment, fleet: Fleet
     assert restarted == [pod["metadata"]["name"] for pod in pods], "updates must not replace pods"
 
 
-@pytest.mark.parametrize(("engines", "replicas"), [(SIMULATED, 3), (REAL, 2)])
+@pytest.mark.parametrize(("engines", "replicas"), [(SIMULATED, 3), pytest.param(REAL, 2, marks=pytest.mark.full)])
 async def test_c01_a_replaced_engine_never_serves_another_version(
     environment: Environment, fleet: Fleet, engines: str, replicas: int
 ) -> None:
