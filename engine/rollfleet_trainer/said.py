@@ -23,9 +23,10 @@ class Said(dict[str, Any]):
 
     @property
     def json(self) -> bytes:
-        """Compact JSON in UTF-8, encoded by the first caller, of any thread. ValueError where JSON has no word for it.
+        """Compact JSON in UTF-8, encoded by the first caller, of any thread.
 
         What vLLM's classes leave empty is left out; handles as vLLM-Ascend's trainer engine has them become plain.
+        ValueError or TypeError where JSON has no word for it.
         """
         with self._lock:
             if self._json is None:
@@ -46,5 +47,5 @@ def said(values: Mapping[str, Any]) -> Said:
 
 
 def as_json(value: object) -> bytes:
-    """Compact, in UTF-8. ValueError for a number that is none."""
+    """Compact, in UTF-8. ValueError for a number that is none, TypeError for a type that JSON does not know."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

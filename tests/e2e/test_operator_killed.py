@@ -1,6 +1,5 @@
 """The operator dies at every phase of an update and comes back: the update goes on and ends."""
 
-import contextlib
 import json
 
 import pytest
@@ -14,6 +13,7 @@ from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import SIMULATED
 from tests.e2e.outputs import known_outputs
 from tests.e2e.phases import PHASES, watching
+from tests.e2e.replaced import replaced
 
 REPLICAS = 4
 
@@ -61,10 +61,9 @@ async def test_deleting_the_weight_version_leaves_the_fleet_where_it_is(environm
     await kubectl("delete", "weightversion", fleet.weight_version, "-n", fleet.namespace, timeout_s=30)
     engine = await fleet.serving(2)
     assert engine["status"]["committed"]["version"] == 1
-    pod = (await fleet.pods())[0]["metadata"]["name"]
-    await fleet.remove_pod(pod)
-    with contextlib.suppress(TimeoutError):  # it may be back before the next look
-        await fleet.serving(1, timeout_s=15)
+    pod = (await fleet.pods())[0]["metadata"]
+    await fleet.remove_pod(pod["name"])
+    await replaced(fleet, pod["uid"], 2)
     engine = await fleet.serving(2)
     assert engine["status"]["committed"]["version"] == 1
 

@@ -13,7 +13,7 @@ from examples.demo.load import Load, Plan, completed
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import REAL, SIMULATED
 from tests.e2e.outputs import known_outputs
-from tests.support.waiting import until
+from tests.e2e.replaced import replaced
 
 VERSIONS = (1, 2, 3)
 ANSWERS_EACH = 30
@@ -80,12 +80,7 @@ async def test_c01_a_replaced_engine_never_serves_another_version(
         await _enough(load, 3)
         victim = (await fleet.pods())[0]["metadata"]
         await fleet.remove_pod(victim["name"])
-
-        async def replaced() -> bool:
-            there = {pod["metadata"]["uid"] for pod in await fleet.pods()}
-            return victim["uid"] not in there and len(there) == replicas
-
-        await until(replaced, 120)
+        await replaced(fleet, victim["uid"], replicas)
         await fleet.serving(replicas)
         await asyncio.wait_for(_enough(load, 3), 60)
     assert checks.wrong_answers(load.samples, known) == []

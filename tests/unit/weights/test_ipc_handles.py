@@ -1,5 +1,6 @@
 """Handles of NPU memory as JSON: what torch_npu describes survives, and nothing else comes through. Without torch."""
 
+import json
 from base64 import b64encode
 from math import prod
 from typing import Any
@@ -22,6 +23,7 @@ from rollfleet_protocol.ipc import (
     plain_handles,
 )
 from rollfleet_protocol.pushes import DTYPES, MOST_BYTES, MOST_NPUS, UpdateCall
+from rollfleet_trainer.said import Said
 
 NPU = "10.0.0.7-3"
 COUNTER_FILE = b"/torch_1234_567890_0"
@@ -264,6 +266,8 @@ def test_handles_as_vllm_ascend_has_them_become_json() -> None:
     assert plain_handles({NPU: described}) == {NPU: encoded(described)}
     assert plain_handles([{NPU: described}]) == [{NPU: encoded(described)}]
     assert plain_handles({NPU: encoded(described)}) == {NPU: encoded(described)}
+    said = Said({"names": ["w"], "ipc_handles": {NPU: described}}).json  # as a trainer sends it
+    assert json.loads(said) == {"names": ["w"], "ipc_handles": {NPU: encoded(described)}}
 
 
 @pytest.mark.parametrize("handles", ["gASV", 7, None, [[]], [{NPU: "gASV"}], {NPU: object()}, [7]])
