@@ -18,7 +18,7 @@ from typing import Any
 
 from rollfleet_protocol.engine_config import FleetIdentity
 from rollfleet_protocol.senders import account_of, holder_identity, offer
-from rollfleet_trainer import copies
+from rollfleet_trainer import copies, turns
 from rollfleet_trainer.apiserver import API, ApiServer, path_of
 from rollfleet_trainer.background import Background
 from rollfleet_trainer.errors import (
@@ -51,7 +51,6 @@ logger = logging.getLogger("rollfleet.trainer")
 
 NO_NAME = re.compile("[^A-Za-z0-9.-]")  # characters that no host's name has
 NO_POD = "none"  # in the place of a pod's uid: a token for it is good at no engine
-WRITES = 8  # against other writers
 AGAIN_S, LONGEST_AGAIN_S = 0.5, 5.0  # before the API server is asked again
 SLICE_S = 0.5  # of waiting: how late the loss of a Lease is told at most
 
@@ -213,7 +212,8 @@ class Control:
 
     async def _ask(self, api: ApiServer, wish: Wish) -> Asked:
         words = ""
-        for _ in range(WRITES):
+        for turn in range(turns.WRITES):
+            await turns.before(turn)
             charge = await self._charge(api)
             require_account(charge, account_of(self._keeper.holder))
             planned = plan(self._engine, charge, wish)
@@ -233,7 +233,7 @@ class Control:
                 written = charge
             self._weight_version = written
             return self._asked_by(written)
-        raise ConflictError(f"{self._namespace}/{self._name}: {WRITES} writes in a row were too late: {words}")
+        raise ConflictError(f"{self._namespace}/{self._name}: {turns.WRITES} writes in a row were too late: {words}")
 
     async def _charge(self, api: ApiServer) -> Manifest | None:
         listed = await api.get(path_of(API, self._namespace, "weightversions"))

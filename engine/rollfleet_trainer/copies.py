@@ -6,12 +6,11 @@ the fleet serves gets it as `spec.recovery` if it is the same weights by their d
 
 from __future__ import annotations
 
+from rollfleet_trainer import turns
 from rollfleet_trainer.apiserver import API, ApiServer, Manifest, path_of
 from rollfleet_trainer.errors import ConflictError
 from rollfleet_trainer.retention import paths_in_use
 from rollfleet_trainer.versions import holds, in_charge, stored
-
-WRITES = 8  # against other writers: the operator writes the status of the same object
 
 
 async def name_recovery(api: ApiServer, namespace: str, fleet: str, path: str, digest: str) -> int | None:
@@ -21,7 +20,8 @@ async def name_recovery(api: ApiServer, namespace: str, fleet: str, path: str, d
     may be asked for before the operator has looked: spec.stored keeps it. Raises ApiServerError.
     """
     words = ""
-    for _ in range(WRITES):
+    for turn in range(turns.WRITES):
+        await turns.before(turn)
         engine = await api.get(path_of(API, namespace, "rolloutengines", fleet))
         listed = await api.get(path_of(API, namespace, "weightversions"))
         charge = in_charge(listed.get("items") or (), engine)
@@ -39,7 +39,7 @@ async def name_recovery(api: ApiServer, namespace: str, fleet: str, path: str, d
             words = str(error)
             continue
         return version
-    raise ConflictError(f"{namespace}/{fleet}: {WRITES} writes in a row were too late: {words}")
+    raise ConflictError(f"{namespace}/{fleet}: {turns.WRITES} writes in a row were too late: {words}")
 
 
 async def in_use(api: ApiServer, namespace: str) -> frozenset[str]:

@@ -4,6 +4,9 @@ A write carries the resourceVersion that the choice of the number was made on. W
 are done anew, a few times; where the answer got lost, the object is read again, and tells.
 """
 
+import random
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +25,7 @@ from rollfleet_operator.api.weightversion import (
 from rollfleet_operator.core.accept import in_charge, judge_weight_version
 
 ATTEMPTS = 8  # writes against other writers; each costs two reads and a write
+PAUSE_S = 0.1  # longest before the second, twice that before the third: the operator writes in bursts of a second or so
 ENDED = (Phase.ACTIVE, Phase.FAILED)
 
 
@@ -91,10 +95,17 @@ def look_at(cluster: Writer, namespace: str, name: str) -> Scene:
     return Scene(fleet, in_charge(named, fleet.status.committed))
 
 
+def _attempts() -> Iterator[None]:
+    """Each after a pause by chance, longer than the last: two who write in step would stay in step."""
+    for done in range(ATTEMPTS):
+        time.sleep(random.uniform(0, PAUSE_S * done))  # noqa: S311 - jitter
+        yield
+
+
 def ask_for(cluster: Writer, namespace: str, name: str, wish: Wish) -> Asked:
     """Raise the fleet's WeightVersion, or create it where there is none."""
     words = ""
-    for _ in range(ATTEMPTS):
+    for _ in _attempts():
         scene = look_at(cluster, namespace, name)
         wanted = plan_version(scene, wish)
         try:
@@ -114,7 +125,7 @@ def ask_for(cluster: Writer, namespace: str, name: str, wish: Wish) -> Asked:
 def ask_again(cluster: Writer, namespace: str, name: str, request: str) -> Asked:
     """Retry the version that failed; `request` is a string that was never used."""
     words = ""
-    for _ in range(ATTEMPTS):
+    for _ in _attempts():
         scene = look_at(cluster, namespace, name)
         charge = failed_version(scene)
         try:

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from examples.demo.environment import Environment, prepare
 from examples.demo.fleet import Fleet
+from examples.demo.kubectl import kubectl
 
 # Names of engines' parameters: which engines, how many.
 REAL = "vllm"
@@ -24,10 +25,15 @@ def environment() -> Environment:
 
 @pytest_asyncio.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    """A fleet's name in a namespace of its own, removed afterwards."""
+    """A fleet's name in a namespace of its own, removed afterwards.
+
+    The next test waits for the pods alone, whose NPUs and CPUs it needs: the namespace itself takes seconds longer, and
+    nobody uses its name again.
+    """
     made = Fleet("qwen", f"e2e-{secrets.token_hex(4)}")
     yield made
-    await made.delete()
+    await kubectl("delete", "namespace", made.namespace, "--ignore-not-found", "--wait=false")
+    await kubectl("wait", "pods", "--all", "-n", made.namespace, "--for=delete", "--timeout=120s", timeout_s=130)
 
 
 @pytest.fixture

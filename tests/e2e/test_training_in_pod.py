@@ -12,7 +12,7 @@ import yaml
 
 from devtools import trainer_packages
 from examples.demo.environment import Environment
-from examples.demo.fleet import Fleet
+from examples.demo.fleet import Fleet, condition
 from examples.demo.kubectl import apply, get, kubectl, until
 from tests.e2e.test_training import committed, require_whole
 from tests.e2e.training import EXAMPLE, create
@@ -62,7 +62,7 @@ async def test_the_job_trains_the_fleet_it_stands_beside(environment: Environmen
         "job",
         "grpo",
         fleet.namespace,
-        lambda found: any(each["status"] == "True" for each in found["status"].get("conditions", ())),
+        lambda found: bool(condition(found, "Complete") or condition(found, "Failed")),
         END_S,
     )
     said = await kubectl("logs", "job/grpo", *here)

@@ -8,7 +8,7 @@ from tests.support.fleet import World
 from tests.support.waiting import until
 
 POLICY = "qwen-policy"
-STEP_S = 2  # of engines that are met in a phase, and are still in it when the deed is done
+STEP_S = 4  # of engines that are met in a phase, and are still in it when the deed is done
 SLOW = [
     {"name": name, "value": value}
     for name, value in {"ROLLFLEET_ENGINE": "simulator", "ROLLFLEET_SIMULATOR_STEP_SECONDS": str(STEP_S)}.items()

@@ -40,7 +40,7 @@ async def settled(world: World) -> tuple[dict[str, str], float]:
 async def test_c31_an_idle_fleet_is_not_written_to(world: World) -> None:
     await world.operator.start()
     await world.create_fleet(ENGINES)
-    await world.serving(ENGINES)
+    await world.serving(ENGINES, within_s=200)
     await world.bump(1)
     await world.active(1)
     revisions, writes = await settled(world)

@@ -30,10 +30,10 @@ from rollfleet_trainer.errors import (
 from rollfleet_trainer.keeper import Keeper
 from rollfleet_trainer.tokens import Tokens, account_of_caller
 
-DURATION_S = 5  # the shortest that is believed
+DURATION_S = 15  # a request may take a fifth of it
 LONG_S = 30  # for a machine that stands still at times
 FLEET, ACCOUNT = "qwen", "grpo"  # as in the docs
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 class Place:

@@ -205,6 +205,28 @@ async def test_a_leader_that_goes_hands_over_at_once(world: World) -> None:
     assert world.most == 1
 
 
+async def test_a_leader_that_goes_while_it_renews_hands_over_at_once(world: World) -> None:
+    """The API server has taken the renewal, and the answer was not waited for."""
+    world.add("a"), world.add("b")
+    leader = await world.leader()
+    written, renewed = world.cluster.merge_patch, asyncio.Event()
+
+    async def told(resource: Resource, namespace: str, name: str, patch: Manifest) -> Manifest:
+        answer = await written(resource, namespace, name, patch)
+        renewed.set()
+        return answer
+
+    world.cluster.merge_patch = told  # type: ignore[method-assign]
+    await renewed.wait()
+    loop = asyncio.get_running_loop()
+    stopped = loop.time()
+    await leader.stop()
+    assert world.lease()["holderIdentity"] == ""
+    await world.leader(other_than=leader)
+    assert loop.time() - stopped < 3
+    assert world.most == 1
+
+
 async def test_the_same_pod_need_not_wait_for_itself(world: World) -> None:
     first = world.add("pod-1")
     await world.leader()

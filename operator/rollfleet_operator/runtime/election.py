@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rollfleet_operator.clients.errors import AlreadyExists, Conflict, NotFound, RollfleetError, Unreachable
 from rollfleet_operator.core.leases import (
@@ -25,6 +25,7 @@ CALL_S = 2.0  # of one request; several fit into the renew deadline
 RETRY_S = 0.5  # after a renewal that failed
 RELEASE_S = 2.0
 JITTER = 0.2  # of the period: those who wait must not ask in step
+T = TypeVar("T")
 Lead = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -184,15 +185,24 @@ class Election:
         if not still_ours or self._lease is None or self._held_by_another():
             return
         try:
-            await _within(RELEASE_S, self._put(released(LeaseRecord.of(self._lease), self._clock())))
+            await _within(RELEASE_S, self._give_back(self._lease))
         except RollfleetError as error:
             logger.warning("the lease was not given back, others wait for its end: %s", error)
-        else:
-            logger.info("the lease is given back")
+
+    async def _give_back(self, lease: Manifest) -> None:
+        while LeaseRecord.of(lease).holder == self._identity:
+            self._lease = lease
+            try:
+                await self._put(released(LeaseRecord.of(lease), self._clock()))
+            except Conflict:  # of a renewal that was cancelled the answer got lost, perhaps not the request
+                lease = await self._cluster.get(LEASES, self._namespace, self._name)
+            else:
+                logger.info("the lease is given back")
+                return
 
 
-async def _within(seconds: float, call: Coroutine[Any, Any, Manifest]) -> Manifest:
-    """One request. The client's own deadline is far longer than a lease lasts."""
+async def _within(seconds: float, call: Coroutine[Any, Any, T]) -> T:
+    """One request, or a few. The client's own deadline is far longer than a lease lasts."""
     try:
         async with asyncio.timeout(seconds):
             return await call
