@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
+
 from examples.demo.checks import GateChange
 from examples.demo.kubectl import apply, get, kubectl, until
 from examples.demo.manifests import EngineKind, rollout_engine, weight_version
@@ -55,14 +57,15 @@ class Fleet:
         )
 
     async def url(self) -> str:
-        """Where clients of this machine reach the router, once it is up."""
+        """Where clients of this machine reach the router, once it is up and its Service leads there."""
         rollout = ("rollout", "status", f"deployment/{self.name}-router", "-n", self.namespace, "--timeout=120s")
         await kubectl(*rollout, timeout_s=130)
-        given = os.environ.get("ROLLFLEET_DEMO_URL")
-        if given:
-            return given
-        service = await get("service", self.name, self.namespace)
-        return f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        url = os.environ.get("ROLLFLEET_DEMO_URL")
+        if not url:
+            service = await get("service", self.name, self.namespace)
+            url = f"http://{service['spec']['clusterIP']}:{service['spec']['ports'][0]['port']}"
+        await answers(f"{url}/readiness")
+        return url
 
     async def bump(self, version: int, path: str, **spec: Any) -> None:
         """Name the weights that the fleet must hold."""
@@ -108,6 +111,24 @@ class Fleet:
     async def delete(self, timeout_s: float = 120.0) -> None:
         """Remove the namespace and all in it, where it is still there."""
         await kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=true", timeout_s=timeout_s)
+
+
+async def answers(url: str, timeout_s: float = 60.0) -> None:
+    """Wait until it answers 200; TimeoutError tells why not. kube-proxy hears of a pod a moment after it is ready."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5.0)) as session:
+        while True:
+            try:
+                async with session.get(url) as answer:
+                    if answer.status == 200:
+                        return
+                    why = f"status {answer.status}: {(await answer.text())[:500]}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why = f"{type(error).__name__}: {error}"
+            if loop.time() >= deadline:
+                raise TimeoutError(f"{url} did not answer within {timeout_s:g} s: {why}")
+            await asyncio.sleep(0.1)
 
 
 def gate_change(pod: str, line: str) -> GateChange | None:

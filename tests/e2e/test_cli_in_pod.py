@@ -22,6 +22,7 @@ async def test_what_reads_and_asks_works_there_and_what_changes_is_refused(
     kind = environment.simulated()
     await fleet.create(kind, REPLICAS)
     await fleet.serving(REPLICAS)
+    await fleet.url()
     await fleet.bump(1, folders(kind.models)[1].name)
     await fleet.active(1)
     await fleet.serving(REPLICAS)

@@ -9,7 +9,7 @@ from examples.demo.environment import Environment, folders
 from examples.demo.fleet import Fleet
 from examples.demo.kubectl import KubectlError, get, kubectl
 from tests.e2e.phases import watching
-from tests.support.victims import processes_of
+from tests.support.victims import give_signal, processes_of
 
 REPLICAS = 2
 AT_ONCE_S = 20.0
@@ -37,8 +37,7 @@ async def test_c22_objects_go_while_no_engine_answers(environment: Environment, 
         async with watching(fleet) as update:
             await fleet.bump(1, folders(kind.models)[1].name)
             await update.reached(1, "Quiescing")
-            for pid in stopped:
-                os.kill(pid, signal.SIGSTOP)
+            give_signal(stopped, signal.SIGSTOP)
             for what, name in (("weightversion", fleet.weight_version), ("rolloutengine", fleet.name)):
                 await kubectl("delete", what, name, "-n", fleet.namespace, timeout_s=AT_ONCE_S)
         await kubectl("delete", "namespace", fleet.namespace, timeout_s=120)

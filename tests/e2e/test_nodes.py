@@ -10,6 +10,7 @@ from examples.demo import checks
 from examples.demo.environment import Environment, folders
 from examples.demo.fleet import Fleet
 from examples.demo.kubectl import get, kubectl
+from examples.demo.kubectl import until as until_object
 from examples.demo.load import Load, Plan, completed
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import REAL, SIMULATED
@@ -111,14 +112,21 @@ async def test_two_engines_with_places_for_one_do_not_keep_each_other_from_start
     def told(document: dict[str, Any]) -> dict[str, int]:
         return dict(((document.get("status") or {}).get("engines") or {}).get("counts") or {})
 
-    async def settled() -> bool:
-        document = await get("rolloutengine", fleet.name, fleet.namespace)
+    def settled(document: dict[str, Any]) -> bool:
         return told(document) == {"Serving": 1, "Unschedulable": 1}
 
-    await until(settled, 180.0, lambda: "no engine got both of its places")
-    (detail,) = (await get("rolloutengine", fleet.name, fleet.namespace))["status"]["engines"]["details"]
-    assert (detail["ordinal"], detail["state"]) == (1, "Unschedulable")
+    document = await until_object("rolloutengine", fleet.name, fleet.namespace, settled, 180.0)
+    (detail,) = document["status"]["engines"]["details"]
+    assert detail["state"] == "Unschedulable"
     assert "Insufficient huawei.com/Ascend910" in detail["message"]
     assert "meanwhile" not in detail["message"], "it holds nothing"
-    by_ordinal = [pod["metadata"]["labels"]["rollfleet.io/engine"] for pod in await fleet.pods()]
-    assert sorted(by_ordinal) == ["0", "0", "1", "1"]
+
+    async def all_pods_are_there() -> bool:  # what was given back may still end
+        ordinals = [
+            pod["metadata"]["labels"]["rollfleet.io/engine"]
+            for pod in await fleet.pods()
+            if "deletionTimestamp" not in pod["metadata"]
+        ]
+        return sorted(ordinals) == ["0", "0", "1", "1"]
+
+    await until(all_pods_are_there, 60.0)

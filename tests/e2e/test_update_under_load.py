@@ -9,14 +9,17 @@ import pytest
 from examples.demo import checks
 from examples.demo.environment import Environment, folders
 from examples.demo.fleet import Fleet
+from examples.demo.kubectl import KubectlError
 from examples.demo.load import Load, Plan, completed
 from examples.demo.manifests import SERVED_NAME
 from tests.e2e.conftest import REAL, SIMULATED
 from tests.e2e.outputs import known_outputs
 from tests.e2e.replaced import replaced
+from tests.support.waiting import until
 
 VERSIONS = (1, 2, 3)
 ANSWERS_EACH = 30
+OPENED_S = 240.0  # a start of vLLM beside a load
 
 
 async def _enough(load: Load, version: int, timeout_s: float = 120.0) -> None:
@@ -61,6 +64,15 @@ async def test_versions_change_under_load(environment: Environment, fleet: Fleet
     assert restarted == [pod["metadata"]["name"] for pod in pods], "updates must not replace pods"
 
 
+async def _has_opened(fleet: Fleet, before: set[str]) -> bool:
+    """Whether an engine that was not there before has opened its gate."""
+    newcomers = [pod["metadata"]["name"] for pod in await fleet.pods() if pod["metadata"]["uid"] not in before]
+    try:
+        return any(change.opened for change in await fleet.gate_changes(newcomers))
+    except KubectlError:  # its container has no log yet
+        return False
+
+
 @pytest.mark.parametrize(("engines", "replicas"), [(SIMULATED, 3), pytest.param(REAL, 2, marks=pytest.mark.full)])
 async def test_c01_a_replaced_engine_never_serves_another_version(
     environment: Environment, fleet: Fleet, engines: str, replicas: int
@@ -81,6 +93,7 @@ async def test_c01_a_replaced_engine_never_serves_another_version(
         victim = (await fleet.pods())[0]["metadata"]
         await fleet.remove_pod(victim["name"])
         await replaced(fleet, victim["uid"], replicas)
+        await until(lambda: _has_opened(fleet, before), OPENED_S)
         await fleet.serving(replicas)
         await asyncio.wait_for(_enough(load, 3), 60)
     assert checks.wrong_answers(load.samples, known) == []
