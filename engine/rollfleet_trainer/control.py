@@ -33,13 +33,15 @@ from rollfleet_trainer.errors import (
     UnreachableError,
 )
 from rollfleet_trainer.keeper import Keeper
-from rollfleet_trainer.looks import Asked, Look, Manifest, Patience, Serving, Standing, judge
+from rollfleet_trainer.looks import Asked, Attempt, Look, Manifest, Patience, Serving, Standing, attempt_of, judge
 from rollfleet_trainer.sending import Fleet
+from rollfleet_trainer.stops import Stop
 from rollfleet_trainer.tokens import Tokens, account_of_caller
 from rollfleet_trainer.versions import (
     Plan,
     Wish,
     in_charge,
+    is_written,
     own_name,
     plan,
     require_account,
@@ -82,7 +84,8 @@ class Control:
         self._following: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._away = ""  # why nothing is heard of the API server
-        self._stopped: Exception | None = None
+        self._stop = Stop()
+        self._withheld = False  # not offered yet: the operator shall see first that the attempt before has ended
         self._look = Look(Standing.WAITING)
         self.keeper: Keeper | None = None
         self.tokens: Tokens | None = None
@@ -95,20 +98,28 @@ class Control:
 
     # --- asking for a version
 
+    def heed(self, stop: Stop) -> None:
+        """The call that begins is ended by this one, from now on: it may be told to before it asks for anything."""
+        self._stop = stop
+
     async def ask(self, wish: Wish, wait_s: float) -> Asked:
         """Take the Lease, ask for the version, and offer it."""
-        self._stopped = None  # what ends this update while it waits for the Lease holds
+        self._stop.check()
         api = await self._connected()
         require_pushes(self._engine)
         keeper = self._keeper
         if not self._may_follow:
             await self._require_rights(api)
             self._may_follow = True
-        await keeper.take(wait_s)
+        await keeper.take(wait_s, self._stop.check)
         asked = await self._ask(api, wish)
         self._asked, self._look = asked, judge(self._weight_version, asked, keeper.holder)
         self._patience = Patience(self._weight_version, self._engine, time.monotonic())
-        await self.offer()
+        self._withheld = asked.passed is not None and asked.passed.holder == keeper.holder
+        if self._withheld:  # an offer that came back at once would not be seen to have gone
+            await self.withdraw(f"version {asked.version} is asked for anew")
+        else:
+            await self.offer()
         self._following = asyncio.create_task(self._follow(api, asked), name=f"news of {asked.name}")
         return asked
 
@@ -213,26 +224,25 @@ class Control:
     async def _ask(self, api: ApiServer, wish: Wish) -> Asked:
         words = ""
         for turn in range(turns.WRITES):
-            await turns.before(turn)
+            if turn:
+                await turns.before(turn)
+                self._engine = await self._read_engine(api)
             charge = await self._charge(api)
             require_account(charge, account_of(self._keeper.holder))
             planned = plan(self._engine, charge, wish)
+            self._stop.check()
             try:
                 written = await self._write(api, planned, charge)
             except ConflictError as error:
                 words = str(error)
-                self._engine = await self._read_engine(api)
                 continue
             except UnreachableError:
                 charge = await self._charge(api)  # the answer may have got lost, not the request
-                if charge is None or (charge["spec"]["version"], charge["spec"].get("step")) != (
-                    planned.version,
-                    wish.step,
-                ):
+                if charge is None or not is_written(planned, charge):
                     raise
                 written = charge
             self._weight_version = written
-            return self._asked_by(written)
+            return self._asked_by(written, attempt_of(written) if planned.body is None else None)
         raise ConflictError(f"{self._namespace}/{self._name}: {turns.WRITES} writes in a row were too late: {words}")
 
     async def _charge(self, api: ApiServer) -> Manifest | None:
@@ -247,7 +257,7 @@ class Control:
             return await api.create(path_of(API, self._namespace, "weightversions"), body)
         return await api.patch(path_of(API, self._namespace, "weightversions", planned.name), body)
 
-    def _asked_by(self, weight_version: Manifest) -> Asked:
+    def _asked_by(self, weight_version: Manifest, passed: Attempt | None) -> Asked:
         metadata = weight_version["metadata"]
         return Asked(
             namespace=self._namespace,
@@ -256,6 +266,7 @@ class Control:
             uid=metadata["uid"],
             version=int(weight_version["spec"]["version"]),
             generation=int(metadata["generation"]),
+            passed=passed,
         )
 
     # --- what it says from then on
@@ -281,8 +292,10 @@ class Control:
             look, now = self._look, time.monotonic()
             if look.standing in (Standing.ACTIVE, Standing.ENDED):
                 return look
-            if self._stopped is not None:
-                raise self._stopped
+            self._stop.check()
+            if self._withheld and attempt_of(self._weight_version) != self._required().passed:
+                self._withheld = False
+                await self.offer()
             if look.standing is not Standing.TAKEN and not self._keeper.holds():
                 raise SenderLost(f"{self._required().place}: {self._keeper.why_lost()}; start the update anew")
             if self._patience is not None and self._patience.left_s(look, now) <= 0:
@@ -313,8 +326,7 @@ class Control:
     def may_send(self, epoch: int) -> None:
         """Raise where this process must not send any more for this attempt: the push is checked by it at each step."""
         look, asked = self._look, self._required()
-        if self._stopped is not None:
-            raise self._stopped
+        self._stop.check()
         if not self._keeper.holds():
             raise SenderLost(f"{asked.place}: {self._keeper.why_lost()}: nothing more is sent")
         if look.error is not None:
@@ -324,7 +336,11 @@ class Control:
 
     def stop(self, why: Exception) -> None:
         """Whoever waits or sends for this update raises this."""
-        self._stopped = why
+        self._stop.why = why
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits looks at once. From any thread."""
         if not self._background.is_closed:
             self._background.loop.call_soon_threadsafe(self._changed.set)
 

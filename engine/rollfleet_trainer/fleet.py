@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -35,6 +36,7 @@ from rollfleet_trainer.publishing import Tensors
 from rollfleet_trainer.ranks import Alone, ProcessGroupRanks, Ranks, follow
 from rollfleet_trainer.retention import Retained
 from rollfleet_trainer.sampling import FleetRollouts, Versions
+from rollfleet_trainer.stops import Stop
 from rollfleet_trainer.storing import CHECKPOINTS_VARIABLE, Store
 from rollfleet_trainer.updates import OnProgress, Update
 from rollfleet_trainer.versions import Wish, label
@@ -130,7 +132,9 @@ class RolloutFleet:
         fleet took from this object last: make a new one for a fleet whose model is another one now.
         """
         wish = Wish(version, label(step), pause, drain_timeout_s, probe, probe_logprobs, recovery, spec or {})
-        return await self._in_thread(lambda: self._update(named_parameters, wish, on_progress), self._stop_update)
+        stop = Stop()
+        call = partial(self._update, named_parameters, wish, on_progress, stop)
+        return await self._in_thread(call, self._ending(stop))
 
     async def publish(
         self,
@@ -258,7 +262,7 @@ class RolloutFleet:
             raise NotPossible("rank 0 alone looks at the cluster")
         return self._driver.spec()
 
-    def _update(self, given: Given, wish: Wish, on_progress: OnProgress | None) -> Update:
+    def _update(self, given: Given, wish: Wish, on_progress: OnProgress | None, stop: Stop | None = None) -> Update:
         from rollfleet_trainer.sources import Weights  # noqa: PLC0415 - needs torch
 
         weights = Weights(given)
@@ -266,6 +270,7 @@ class RolloutFleet:
             if self._driver is None:
                 update: Update = follow(self._ranks, weights, self._versions.tell)
                 return update
+            self._heed(self._driver, stop or Stop())
             return self._driver.update(weights, wish, on_progress)
 
     def _publish(
@@ -333,8 +338,20 @@ class RolloutFleet:
             running.exception()  # the caller hears of the cancellation only
             raise
 
-    def _stop_update(self) -> None:
-        self.stop(SenderLost("the caller of update was cancelled"))
+    def _heed(self, driver: Driver, stop: Stop) -> None:
+        """Of the call that has begun. Who closes this object from now on ends it too."""
+        driver.control.heed(stop)
+        self._require_open()
+
+    def _ending(self, stop: Stop) -> Callable[[], None]:
+        """How the call that heeds it is ended when its caller is cancelled, whether it has begun or not."""
+
+        def end() -> None:
+            stop.why = stop.why or SenderLost("the caller of update was cancelled")
+            if self._driver is not None:
+                self._driver.control.wake()
+
+        return end
 
     def _close(self) -> None:
         if self._closed:

@@ -62,6 +62,7 @@ class Keeper:
         self._offers = self._message = ""
         self._holds_until = 0.0
         self._lost = ""
+        self._is_unsure = False  # whether a write that had no answer has taken it
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
 
@@ -73,10 +74,11 @@ class Keeper:
         """For messages, while it does not hold."""
         return self._lost or f"Lease {self.name} was not renewed for {self._duration_s * RENEW_SHARE:g} s"
 
-    async def take(self, wait_s: float) -> None:
+    async def take(self, wait_s: float, check: Callable[[], None] = lambda: None) -> None:
         """Until the Lease is ours. AnotherSender where another process has renewed it, and still does after `wait_s`.
 
-        One whose holder does not renew is taken over once its duration has passed.
+        One whose holder does not renew is taken over once its duration has passed. check: raises where nobody wants it
+        any more.
         """
         if self._renewing is not None and not self._renewing.done() and self.holds():
             return
@@ -84,6 +86,7 @@ class Keeper:
         rival, began = Rival(self.holder), self._monotonic()
         self._offers = self._message = ""
         while True:
+            check()
             free_in_s = await self._look(rival, began)
             if free_in_s <= 0 and await self._write():
                 break
@@ -129,7 +132,7 @@ class Keeper:
         await self._stop_renewing()
         still_ours, self._holds_until = self.holds(), 0.0
         self._offers = ""
-        if not still_ours:
+        if not still_ours and not self._is_unsure:
             return
         try:
             async with asyncio.timeout(RELEASE_S):
@@ -138,14 +141,15 @@ class Keeper:
             logger.warning("Lease %s was not given back, others wait for its end: %s", self.name, error)
 
     async def _give_back(self, message: str) -> None:
-        while True:
+        if self._is_unsure:  # of a write that was cancelled the answer got lost, perhaps not the request
+            await self._read_again()
+        while self._lease.holder == self.holder:
             try:
                 await self._api.patch(self._path, releasing(self._lease, datetime.now(UTC), message))
-            except ConflictError:  # of a renewal that was cancelled the answer got lost, perhaps not the request
+            except ConflictError:  # it has come just now
                 await self._read_again()
-                if self._lease.holder == self.holder:
-                    continue
-            return
+            else:
+                return
 
     async def _stop_renewing(self) -> None:
         if self._renewing is not None:
@@ -197,10 +201,12 @@ class Keeper:
         async with self._writing:
             began_s = self._monotonic()
             patch = holding(self._lease, self.holder, self._duration_s, datetime.now(UTC), self._offers, self._message)
+            self._is_unsure = True
             try:
                 self._lease = LeaseRecord.of(await self._within(self._api.patch(self._path, patch)))
             except ConflictError:
                 return False
+            self._is_unsure = False
             self._holds_until = began_s + self._duration_s * RENEW_SHARE
             return True
 

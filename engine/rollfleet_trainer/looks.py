@@ -27,6 +27,14 @@ GRACE_S = 60.0  # beyond the deadlines of the spec, which count while operator a
 
 
 @dataclass(frozen=True)
+class Attempt:
+    """An attempt whose sender the operator has chosen."""
+
+    epoch: int
+    holder: str  # of the Lease then; empty: nobody
+
+
+@dataclass(frozen=True)
 class Asked:
     """A version that was asked for, and of which object."""
 
@@ -36,6 +44,7 @@ class Asked:
     uid: str
     version: int
     generation: int  # of the write; the status speaks of it once observedGeneration is as high
+    passed: Attempt | None = None  # that the version had before: its sender was another call, and that has ended
 
     @property
     def place(self) -> str:
@@ -115,6 +124,18 @@ def judge(weight_version: Manifest, asked: Asked, holder: str) -> Look:
     return _of_status(status, conditions, asked, holder)
 
 
+def attempt_of(weight_version: Manifest) -> Attempt | None:
+    """The attempt that waits for its sender, or is sent for; None where there is none."""
+    status = weight_version.get("status") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    sends = _holds(conditions, "Quiesced") and not _holds(conditions, "Transferred") and status.get("phase") != "Failed"
+    return _attempt(status) if sends and status.get("version") == weight_version["spec"]["version"] else None
+
+
+def _attempt(status: Manifest) -> Attempt:
+    return Attempt(int(status.get("epoch") or 0), str((status.get("sender") or {}).get("holder") or ""))
+
+
 def _of_status(status: Manifest, conditions: dict[str, Manifest], asked: Asked, holder: str) -> Look:
     phase, active = str(status.get("phase") or "Pending"), conditions.get("Active") or {}
     progress = status.get("progress") or {}
@@ -134,7 +155,7 @@ def _of_status(status: Manifest, conditions: dict[str, Manifest], asked: Asked, 
         return _with(look, Standing.ACTIVE)
     if _holds(conditions, "Transferred"):
         return _with(look, Standing.TAKEN)
-    if not _holds(conditions, "Quiesced"):
+    if not _holds(conditions, "Quiesced") or _attempt(status) == asked.passed:
         return look
     chosen = str((status.get("sender") or {}).get("holder") or "")
     if chosen != holder:

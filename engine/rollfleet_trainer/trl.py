@@ -332,7 +332,8 @@ async def _result(task: asyncio.Task[Update]) -> Update:
 
 
 async def _ended(task: asyncio.Task[Update]) -> None:
-    """Whatever comes of it is not what is told."""
+    """Whatever comes of it is not what is told. One that has not begun is told nothing by `stop`."""
+    task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 

@@ -113,6 +113,11 @@ def plan(engine: Manifest, charge: Manifest | None, wish: Wish) -> Plan:
     return Plan(version, name, creates=True, body=body)
 
 
+def is_written(planned: Plan, charge: Manifest) -> bool:
+    """Whether this is what was planned, where the answer to writing it got lost: all of it, not only its number."""
+    return planned.body is None or not list(_differing(_without_none(planned.body["spec"]), charge["spec"]))
+
+
 def _require_same(place: str, charge: Manifest, wish: Wish) -> None:
     """Who sends a version that is asked for already changes nothing of it: its label, its checks are what was asked."""
     version = int(charge["spec"]["version"])

@@ -108,6 +108,7 @@ def ask_for(cluster: Writer, namespace: str, name: str, wish: Wish) -> Asked:
     for _ in _attempts():
         scene = look_at(cluster, namespace, name)
         wanted = plan_version(scene, wish)
+        under_way = _under_way(scene, wanted)
         try:
             written = _write(cluster, scene, wanted)
         except ConflictError as error:
@@ -118,7 +119,7 @@ def ask_for(cluster: Writer, namespace: str, name: str, wish: Wish) -> Asked:
             if scene.charge is None or not _says(scene.charge, wanted):
                 raise
             written = scene.charge
-        return _asked(scene, written, created=wanted.metadata.uid == "", under_way=_under_way(scene, wanted))
+        return _asked(scene, written, created=wanted.metadata.uid == "", under_way=under_way)
     raise _too_late(scene, words)
 
 

@@ -54,9 +54,9 @@ def test_initial_weights_are_those_of_the_model(fresh_operator: Operator, fresh_
 
 def test_a_silent_operator_before_arming_reopens_the_old_version(serving: Operator, client: Client, models: Models):
     epoch = serving.next_epoch()
-    serving.close(epoch, 2, silence_s=3.0)
+    serving.close(epoch, 2, silence_s=6.0)
     assert client.complete("abc", 1).status == 503
-    until(lambda: client.complete("abc", 1).status == 200, 20, "reopened by itself")
+    until(lambda: client.complete("abc", 1).status == 200, 40, "reopened by itself")
     answer = client.complete(models.short_prompt, 8)
     assert (answer.version, answer.text) == (1, models.answer(1, models.short_prompt)[:8])
     state = serving.state()

@@ -41,7 +41,7 @@ async def interrupted(
             await asyncio.to_thread(wait_in_flight, operator, 1)
         await on_thread(update)
         sample = await running
-        if sample.aborted or sample.mixed:
+        if sample.tokens and (sample.aborted or sample.mixed):
             return sample
         await on_thread(lambda: operator.update(1, "step-1"))
     raise AssertionError("in 5 attempts never a request was running when the gate closed")
@@ -81,7 +81,8 @@ async def test_c18_continued_over_an_update_each_token_is_of_the_version_that_is
         before = [*sample.prompt_tokens, *sample.tokens[: new.start]]
         fresh = await rollouts.generate(before, AS_MANY, **GREEDY)
         assert fresh.versions == (2,) * AS_MANY
-        assert fresh.tokens == sample.tokens[new.start :][:AS_MANY]
+        after = sample.tokens[new.start :][:AS_MANY]
+        assert fresh.tokens[: len(after)] == after
         require_true(sample, models)
         if route != "generate":
             assert sample.text == client.http.post("/detokenize", json={"tokens": sample.tokens}).json()["prompt"]

@@ -227,6 +227,18 @@ async def test_a_leader_that_goes_while_it_renews_hands_over_at_once(world: Worl
     assert world.most == 1
 
 
+async def test_a_candidate_that_goes_while_it_takes_the_lease_gives_it_back(world: World) -> None:
+    """The API server has made it, and the answer was not waited for."""
+    one = world.add("a")
+    one.line.loses_answer = lambda: (LEASES.plural, "ns", "op") in world.cluster.objects
+    await world.pass_time(1)
+    assert (world.lease()["holderIdentity"], one.election.leads()) == ("a", False)
+    one.line.loses_answer = lambda: False
+    await one.stop()
+    assert world.lease()["holderIdentity"] == ""
+    assert world.most == 0
+
+
 async def test_the_same_pod_need_not_wait_for_itself(world: World) -> None:
     first = world.add("pod-1")
     await world.leader()

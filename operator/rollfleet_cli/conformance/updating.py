@@ -17,8 +17,8 @@ from rollfleet_cli.conformance.checks.update import Cached, Moved
 from rollfleet_cli.conformance.checks.wire import Call, Exchange
 from rollfleet_cli.conformance.reaching import Reached
 from rollfleet_cli.conformance.running import CHECK_S, NoStateError, member_of
-from rollfleet_cli.errors import CommandError
-from rollfleet_cli.following import has_reached, look
+from rollfleet_cli.errors import CommandError, UnreachableError
+from rollfleet_cli.following import GIVE_UP_S, has_reached, look
 from rollfleet_operator.api.weightversion import PauseMode, StrategyType, WeightVersion
 from rollfleet_operator.clients.errors import RollfleetError
 
@@ -134,17 +134,23 @@ def _place(scene: Scene) -> tuple[str, str]:
 
 
 async def _until_served(cluster: Cluster, scene: Scene, version: int, within_s: float) -> str:
-    """Empty once the fleet serves it; else why it does not."""
-    ends = time.monotonic() + within_s
+    """Empty once the fleet serves it; else why it does not. An answer that does not come is asked for again."""
+    answered = time.monotonic()
+    ends, told = answered + within_s, ""
     while True:
         try:
             view = await asyncio.to_thread(look, cluster, *_place(scene))
+            answered, told = time.monotonic(), f"{view.state}: {view.message}"
             if has_reached(view, version, exactly=True) and view.serving >= view.desired:
                 return ""
+        except UnreachableError as error:
+            told = str(error)
+            if time.monotonic() - answered > GIVE_UP_S:
+                return told
         except CommandError as error:
             return str(error)
         if time.monotonic() >= ends:
-            return f"not served within {within_s:.0f} s: {view.state}: {view.message}"
+            return f"not served within {within_s:.0f} s: {told}"
         await asyncio.sleep(LOOK_S)
 
 

@@ -132,6 +132,8 @@ class Applier:
             except Conflict:
                 metadata = base["metadata"]
                 base = await self._cluster.get(resource, metadata["namespace"], metadata["name"])
+                if _decided_on(base) == _decided_on(_with_status(manifest, status)):
+                    return  # it was written, and the answer got lost: what follows of it is still to be told
                 if _decided_on(base) != _decided_on(manifest):
                     raise
             else:

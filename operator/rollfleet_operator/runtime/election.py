@@ -73,6 +73,7 @@ class Election:
         self._monotonic = monotonic
         self._rival = Rival()
         self._lease: Manifest | None = None  # as it was read or written last
+        self._is_unsure = False  # whether a write that had no answer has taken it
         self._leads_until = 0.0
 
     def leads(self) -> bool:
@@ -159,10 +160,12 @@ class Election:
         """Take or renew it over exactly what was read; False where somebody else wrote first."""
         began_s = self._monotonic()
         before = LeaseRecord() if self._lease is None else LeaseRecord.of(self._lease)
+        self._is_unsure = True
         try:
             self._lease = await _within(CALL_S, self._put(held_by(self._identity, before, self._clock())))
         except (Conflict, AlreadyExists, NotFound):
             return False
+        self._is_unsure = False
         self._rival.saw(LeaseRecord.of(self._lease), self._monotonic())
         self._leads_until = began_s + RENEW_DEADLINE_S
         return True
@@ -182,23 +185,30 @@ class Election:
     async def _release(self) -> None:
         """So that the next one need not wait. Only after the term has ended."""
         still_ours, self._leads_until = self.leads(), 0.0
-        if not still_ours or self._lease is None or self._held_by_another():
+        if not still_ours and not self._is_unsure:
             return
         try:
-            await _within(RELEASE_S, self._give_back(self._lease))
+            await _within(RELEASE_S, self._give_back())
         except RollfleetError as error:
             logger.warning("the lease was not given back, others wait for its end: %s", error)
 
-    async def _give_back(self, lease: Manifest) -> None:
-        while LeaseRecord.of(lease).holder == self._identity:
-            self._lease = lease
+    async def _give_back(self) -> None:
+        if self._is_unsure:  # of a write that was cancelled the answer got lost, perhaps not the request
+            await self._read_again()
+        while self._lease is not None and LeaseRecord.of(self._lease).holder == self._identity:
             try:
-                await self._put(released(LeaseRecord.of(lease), self._clock()))
-            except Conflict:  # of a renewal that was cancelled the answer got lost, perhaps not the request
-                lease = await self._cluster.get(LEASES, self._namespace, self._name)
+                await self._put(released(LeaseRecord.of(self._lease), self._clock()))
+            except Conflict:  # it has come just now
+                await self._read_again()
             else:
                 logger.info("the lease is given back")
                 return
+
+    async def _read_again(self) -> None:
+        try:
+            self._lease = await self._cluster.get(LEASES, self._namespace, self._name)
+        except NotFound:
+            self._lease = None
 
 
 async def _within(seconds: float, call: Coroutine[Any, Any, T]) -> T:

@@ -1,10 +1,12 @@
 """`rollfleet bump` and `rollback`: which version is asked for, and what other writers and lost answers can do to it."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rollfleet_cli import bumping
 from rollfleet_cli.bumping import ATTEMPTS, Asked, Scene, Wish, ask_again, ask_for, choose_earlier, plan_version
 from rollfleet_cli.errors import ConflictError, NotFoundError, NotPossibleError, UnreachableError
 from rollfleet_operator.api.rolloutengine import Committed, Outcome, RolloutEngine
@@ -172,7 +174,11 @@ def test_a_name_that_was_taken_meanwhile_is_looked_at_again() -> None:
     assert (told.version, told.created, told.supersedes) == (4, False, 3)
 
 
-def test_a_busy_writer_is_given_up_on() -> None:
+def test_a_busy_writer_is_given_up_on_with_longer_pauses_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(bumping, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(bumping, "random", SimpleNamespace(uniform=lambda _least, most: most))
+
     def busy(store: Store) -> None:
         assert store.found is not None
         document = store.found.dump()
@@ -184,6 +190,7 @@ def test_a_busy_writer_is_given_up_on() -> None:
     with pytest.raises(ConflictError, match="8 writes in a row were too late; the last answer: the object has been"):
         bump(store)
     assert store.writes == ATTEMPTS
+    assert pauses == [bumping.PAUSE_S * done for done in range(ATTEMPTS)]
 
 
 @pytest.mark.parametrize("found", [None, stored(5)], ids=["created", "patched"])
@@ -192,6 +199,13 @@ def test_a_lost_answer_is_looked_up_and_nothing_is_asked_for_twice(found: Weight
     store.answer_lost = True
     assert bump(store).version == 6
     assert store.writes == 1
+
+
+def test_a_lost_answer_loses_nothing_of_what_is_told() -> None:
+    store = Store(fleet_at(4), stored(5, phase=Phase.VERIFYING))
+    store.answer_lost = True
+    told = bump(store)
+    assert (told.version, told.supersedes) == (6, 5)
 
 
 def test_a_write_that_did_not_arrive_is_told() -> None:

@@ -119,9 +119,10 @@ def test_a_stranger_that_never_ends_its_line_is_let_go(leader: Launcher, monkeyp
 
 
 @pytest.mark.parametrize("address", ["--help", "qwen-0-0", "10.0.0.1 --trust-remote-code"])
-def test_what_is_no_address_gets_into_no_command_line(address: str) -> None:
+def test_what_is_no_address_gets_into_no_command_line(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "AGAIN_S", 60.0)  # it asks once
     with socket.create_server(("127.0.0.1", 0)) as server:
-        nodes = NodesConfig(count=2, meeting_port=server.getsockname()[1], led_wait_seconds=1)
+        nodes = NodesConfig(count=2, meeting_port=server.getsockname()[1], led_wait_seconds=3)
         follower = Launcher(1, nodes)
         follower.start()
         connection, _ = server.accept()

@@ -82,6 +82,17 @@ async def test_a_foreign_annotation_in_between_costs_no_pass(desk: Desk) -> None
     assert not await desk.is_due(60)
 
 
+async def test_a_write_whose_answer_was_lost_is_no_lost_fence(desk: Desk) -> None:
+    """It is sent again below us, and refused as too late: what follows of it is told all the same."""
+    status = RolloutEngineStatus(epoch=3)
+    desk.before_plan = lambda: desk.cluster.put(ROLLOUT_ENGINES, "rl", make_fleet() | {"status": status.dump()})
+    made = Event("RolloutEngine", "qwen", "Normal", "Made", "it is made")
+    desk.decision = Decision(fleet_status=EngineStatusWrite(status), events=(made,))
+    await desk.run()
+    assert desk.writes() == [("status", "rolloutengines", "qwen")]
+    assert await desk.said() == ["it is made"]
+
+
 async def test_nothing_is_written_where_nothing_changes(desk: Desk) -> None:
     status = RolloutEngineStatus(epoch=3, replicas=1)
     desk.cluster.put(ROLLOUT_ENGINES, "rl", make_fleet() | {"status": status.dump()})

@@ -9,6 +9,7 @@ import pytest
 
 from rollfleet_trainer import NotPossible, RolloutFleet
 from rollfleet_trainer import fleet as module
+from tests.support.memory_api import ENGINE_PATH, LEASE_PATH, POLICY_PATH, fleet
 
 
 class Driver:
@@ -89,3 +90,32 @@ def test_one_at_a_time_and_each_is_ended_once(trainer: RolloutFleet):
     with pytest.raises(ValueError, match="mine"), trainer.begin():
         raise ValueError("mine")
     assert driver_of(trainer).ends == ["a push: NotPossible", "a push: ValueError"]
+
+
+@pytest.mark.parametrize("path", [ENGINE_PATH, LEASE_PATH])
+async def test_a_caller_that_is_cancelled_before_it_has_asked_asks_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, path: str
+):
+    """The call has begun: it reads the fleet, or waits for its Lease."""
+    monkeypatch.setattr(module, "_device", lambda: None)
+    api, reads, let = fleet(), threading.Event(), threading.Event()
+
+    def slow(method: str, asked_for: str) -> None:
+        if (method, asked_for) == ("GET", path):
+            reads.set()
+            assert let.wait(30)
+
+    api.failing = slow
+    one = RolloutFleet("rl/qwen", service_account="grpo")
+    assert one._driver is not None
+    one._driver.control._api = api  # type: ignore[assignment]
+    task = asyncio.create_task(one.begin().__aenter__())
+    await asyncio.to_thread(reads.wait, 30)
+    task.cancel()
+    await asyncio.sleep(0)
+    let.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert POLICY_PATH not in api.objects
+    await one.aclose()
+    assert not api.objects[LEASE_PATH]["spec"].get("holderIdentity")

@@ -11,7 +11,7 @@ from typing import Any
 import looptime
 import pytest
 
-from rollfleet_protocol.senders import MESSAGE_ANNOTATION
+from rollfleet_protocol.senders import MESSAGE_ANNOTATION, OFFERS_ANNOTATION
 from rollfleet_trainer import RolloutFleet, UpdateFailed
 from rollfleet_trainer import ranks as ranks_module
 from rollfleet_trainer.apiserver import ApiServer
@@ -31,7 +31,7 @@ from rollfleet_trainer.looks import Look, Standing
 from rollfleet_trainer.ranks import Word
 from rollfleet_trainer.updates import Progress
 from rollfleet_trainer.versions import Wish
-from tests.support.memory_api import ENGINE_PATH, LEASE_PATH, POLICY_PATH, MemoryApi, fleet
+from tests.support.memory_api import ENGINE_PATH, LEASE_PATH, POLICY_PATH, MemoryApi, conditions, fleet
 
 
 @pytest.fixture
@@ -52,6 +52,67 @@ def asked(driver: Driver) -> Run:
     run = driver._ask(Wish(), None)
     driver._background.run(driver.control.end())
     return run
+
+
+SENT_FOR = {"Accepted": True, "Quiesced": True, "Transferred": False, "Verified": False, "Active": False}
+
+
+def test_the_same_version_again_is_offered_once_the_attempt_before_has_ended(driver: Driver, api: MemoryApi):
+    """An offer that went and came back at once would look to the operator as if nothing had happened."""
+    asked(driver)
+    sender = {"holder": api.objects[LEASE_PATH]["spec"]["holderIdentity"]}
+    api.put_status(POLICY_PATH, phase="Transferring", epoch=4, sender=sender, conditions=conditions(**SENT_FOR))
+    run = driver._ask(Wish(version=1), None)
+    assert OFFERS_ANNOTATION not in annotations(api)
+    assert "asked for anew" in annotations(api)[MESSAGE_ANNOTATION]
+    assert driver._next(run).standing is Standing.WAITING
+    assert OFFERS_ANNOTATION not in annotations(api)
+    ended = conditions(**{**SENT_FOR, "Quiesced": False})
+    api.put_status(POLICY_PATH, phase="Preparing", epoch=4, attempt=2, sender=None, conditions=ended)
+    assert driver._next(run).attempt == 2
+    driver._next(run)
+    assert annotations(api)[OFFERS_ANNOTATION] == "uid-qwen-policy/1"
+    api.put_status(POLICY_PATH, phase="Transferring", epoch=5, sender=sender, conditions=conditions(**SENT_FOR))
+    while (look := driver._next(run)).epoch != 5:
+        pass
+    assert look.standing is Standing.READY
+
+
+def test_a_version_whose_sender_was_another_is_offered_at_once(driver: Driver, api: MemoryApi):
+    asked(driver)
+    sender = {"holder": "grpo/another"}
+    api.put_status(POLICY_PATH, phase="Transferring", epoch=4, sender=sender, conditions=conditions(**SENT_FOR))
+    run = driver._ask(Wish(version=1), None)
+    assert annotations(api)[OFFERS_ANNOTATION] == "uid-qwen-policy/1"
+    assert driver._next(run).standing is Standing.WAITING
+
+
+def annotations(api: MemoryApi) -> dict[str, str]:
+    found: dict[str, str] = api.objects[LEASE_PATH]["metadata"].get("annotations", {})
+    return found
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["ours", "another's"])
+def test_an_answer_that_is_lost_tells_nothing_of_who_wrote(driver: Driver, api: MemoryApi, written: bool):
+    """A person may have asked for the same number, from a checkpoint, and with no label either."""
+    asked(driver)
+    api.put_status(POLICY_PATH, phase="Active")
+    theirs = {"version": 2, "source": {"type": "Checkpoint", "checkpoint": {"path": "step-2"}}}
+    ours = {"version": 2, "source": {"type": "Trainer"}}
+
+    def lost(method: str, path: str) -> ApiServerError | None:
+        if (method, path) != ("PATCH", POLICY_PATH):
+            return None
+        api.change(path, {"spec": ours if written else theirs})
+        return UnreachableError("no answer")
+
+    api.failing = lost
+    if written:
+        assert driver._ask(Wish(), None).asked.version == 2
+        driver._background.run(driver.control.end())
+        return
+    with pytest.raises(UnreachableError, match="no answer"):
+        driver._ask(Wish(), None)
 
 
 def serves(driver: Driver, api: MemoryApi, digest: str) -> None:

@@ -221,3 +221,55 @@ async def test_why_the_last_version_was_given_up_stays_until_somebody_takes_the_
     assert trainers.annotations == {MESSAGE_ANNOTATION: "KeyboardInterrupt"}
     await trainers.new("b").take(0)
     assert trainers.annotations == {}
+
+
+async def cut_off(trainers: Trainers, one: Keeper) -> None:
+    """The Lease is taken, and whoever took it was ended before it heard of it."""
+    written = trainers.api.patch
+
+    async def lost(path: str, patch: dict[str, object], deadline_s: float = 10.0) -> dict[str, object]:
+        await written(path, patch, deadline_s)
+        await asyncio.sleep(3600)
+        raise AssertionError("it was cancelled")
+
+    trainers.api.patch = lost  # type: ignore[method-assign]
+    taking = asyncio.create_task(one.take(0))
+    await asyncio.sleep(1)
+    taking.cancel()
+    await asyncio.wait({taking})
+    trainers.api.patch = written  # type: ignore[method-assign]
+    assert (trainers.spec["holderIdentity"], one.holds()) == ("grpo/a", False)
+
+
+async def test_a_lease_whose_taking_was_cut_off_is_given_back(trainers: Trainers):
+    one = trainers.new("a")
+    await cut_off(trainers, one)
+    await one.release()
+    assert trainers.spec["holderIdentity"] == ""
+
+
+async def test_a_lease_that_is_another_s_since_then_is_not_given_back(trainers: Trainers):
+    one = trainers.new("a")
+    await cut_off(trainers, one)
+    trainers.api.change(LEASE_PATH, {"spec": {"holderIdentity": "grpo/b"}})
+    await one.release()
+    assert trainers.spec["holderIdentity"] == "grpo/b"
+
+
+async def test_a_lease_that_nobody_wants_any_more_is_not_waited_for(trainers: Trainers):
+    one, two = trainers.new("a"), trainers.new("b")
+    await one.take(0)
+    why: list[Exception] = []
+
+    def check() -> None:
+        if why:
+            raise why[0]
+
+    waiting = asyncio.create_task(two.take(600, check))
+    await asyncio.sleep(5)
+    why.append(SenderLost("it was cancelled"))
+    began = now()
+    with pytest.raises(SenderLost, match="it was cancelled"):
+        await waiting
+    assert now() - began < 2
+    assert trainers.spec["holderIdentity"] == "grpo/a"

@@ -1,6 +1,7 @@
 """What a WeightVersion says, judged for who sends it."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from rollfleet_trainer.errors import (
     TrainerError,
     UpdateFailed,
 )
-from rollfleet_trainer.looks import GRACE_S, Asked, Look, Patience, Standing, judge
+from rollfleet_trainer.looks import GRACE_S, Asked, Attempt, Look, Patience, Standing, attempt_of, judge
 from tests.support.memory_api import conditions
 
 ASKED = Asked("rl", "qwen", "qwen-policy", "uid-1", version=7, generation=3)
@@ -72,6 +73,26 @@ def test_a_push_that_is_another_s_is_none_of_ours(sender: dict[str, str] | None)
     error = error_of(**{**READY, "sender": sender})
     assert isinstance(error, SenderLost)
     assert "this process is 'grpo/me'" in str(error)
+
+
+@pytest.mark.parametrize("before", [HOLDER, "grpo/another", ""])
+def test_an_attempt_from_before_this_call_is_neither_ours_nor_our_end(before: str):
+    """Who asks for the same version again meets the status of the sender that was."""
+    old = seen(**{**READY, "sender": {"holder": before}})
+    passed = attempt_of(old)
+    assert passed == Attempt(12, before)
+    again = replace(ASKED, passed=passed)
+    assert judge(old, again, HOLDER).standing is Standing.WAITING
+    assert judge(seen(**{**READY, "epoch": 13}), again, HOLDER).standing is Standing.READY
+    assert judge(seen(**{**READY, "sender": {"holder": HOLDER}}), ASKED, HOLDER).standing is Standing.READY
+    lost = seen(**{**READY, "phase": "Failed", "holds": {"Active": "SenderLost: it is gone"}})
+    assert isinstance(judge(lost, again, HOLDER).error, SenderLost)
+
+
+def test_only_an_attempt_that_waits_for_its_sender_has_one():
+    assert attempt_of(seen()) is None
+    assert attempt_of(seen(**{**READY, "holds": {"Quiesced": True, "Transferred": True}})) is None
+    assert attempt_of(seen(8, **READY)) is None, "it is of the version before"
 
 
 def test_what_is_not_accepted_ends_with_the_operator_s_words():

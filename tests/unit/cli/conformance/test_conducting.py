@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from rollfleet_cli.conformance.conducting import NOT_ASKED, Order, conduct
 from rollfleet_cli.conformance.reaching import Credentials, Reached, UnfitError, config_in
 from rollfleet_cli.conformance.report import Report, to_markdown
 from rollfleet_cli.conformance.running import Result
-from rollfleet_cli.errors import ForbiddenError, NotPossibleError
+from rollfleet_cli.errors import ForbiddenError, NotPossibleError, UnreachableError
 from rollfleet_operator.api.meta import ANNOTATION_LEADER
 from rollfleet_operator.api.rolloutengine import Committed
 from rollfleet_operator.clients.errors import Denied, Unreachable
@@ -220,3 +221,30 @@ def test_an_engine_of_another_release_is_not_asked() -> None:
 
 def test_the_state_of_the_honest_engine_is_the_commits() -> None:
     assert (STATE.weights.version, STATE.weights.digest) == (VERSION, DIGEST)
+
+
+async def test_an_api_server_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Exception | SimpleNamespace] = [
+        UnreachableError("reset by peer"),
+        SimpleNamespace(serving=1, desired=2, state="Updating", message="one engine is left"),
+        UnreachableError("reset by peer"),
+        SimpleNamespace(serving=2, desired=2, state="Serving", message=""),
+    ]
+
+    def look(*_: object) -> SimpleNamespace:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(updating, "look", look)
+    monkeypatch.setattr(updating, "has_reached", lambda *_, **__: True)
+    monkeypatch.setattr(updating, "LOOK_S", 0.0)
+    monkeypatch.setattr(updating, "_place", lambda scene: scene)
+    scene: Any = ("rl", "qwen")
+    cluster: Any = None
+    assert await updating._until_served(cluster, scene, 7, 60) == ""
+    assert answers == []
+    monkeypatch.setattr(updating, "GIVE_UP_S", -1.0)
+    answers.append(UnreachableError("reset by peer"))
+    assert await updating._until_served(cluster, scene, 7, 60) == "reset by peer"
