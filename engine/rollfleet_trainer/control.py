@@ -118,7 +118,7 @@ class Control:
         self._withheld = asked.passed is not None and asked.passed.holder == keeper.holder
         if self._withheld:  # an offer that came back at once would not be seen to have gone
             await self.withdraw(f"version {asked.version} is asked for anew")
-        else:
+        elif self._stop.why is None:  # else `next` raises it: whoever hears of versions hears of this one first
             await self.offer()
         self._following = asyncio.create_task(self._follow(api, asked), name=f"news of {asked.name}")
         return asked
@@ -293,10 +293,11 @@ class Control:
             if look.standing in (Standing.ACTIVE, Standing.ENDED):
                 return look
             self._stop.check()
-            if self._withheld and attempt_of(self._weight_version) != self._required().passed:
+            is_needed = look.standing is not Standing.TAKEN
+            if self._withheld and is_needed and attempt_of(self._weight_version) != self._required().passed:
                 self._withheld = False
                 await self.offer()
-            if look.standing is not Standing.TAKEN and not self._keeper.holds():
+            if is_needed and not self._keeper.holds():
                 raise SenderLost(f"{self._required().place}: {self._keeper.why_lost()}; start the update anew")
             if self._patience is not None and self._patience.left_s(look, now) <= 0:
                 raise self._patience.over(look, self._required(), self._away)

@@ -21,6 +21,7 @@ from rollfleet_trainer.errors import (
     AnotherSender,
     ApiServerError,
     ConflictError,
+    DeniedError,
     NotFoundError,
     NotPossible,
     SenderLost,
@@ -201,11 +202,14 @@ class Keeper:
         async with self._writing:
             began_s = self._monotonic()
             patch = holding(self._lease, self.holder, self._duration_s, datetime.now(UTC), self._offers, self._message)
-            self._is_unsure = True
+            was_unsure, self._is_unsure = self._is_unsure, True
             try:
                 self._lease = LeaseRecord.of(await self._within(self._api.patch(self._path, patch)))
             except ConflictError:
                 return False
+            except (DeniedError, NotFoundError):
+                self._is_unsure = was_unsure
+                raise
             self._is_unsure = False
             self._holds_until = began_s + self._duration_s * RENEW_SHARE
             return True

@@ -333,7 +333,8 @@ async def _result(task: asyncio.Task[Update]) -> Update:
 
 async def _ended(task: asyncio.Task[Update]) -> None:
     """Whatever comes of it is not what is told. One that has not begun is told nothing by `stop`."""
-    task.cancel()
+    if not task.cancelling():  # a second one would be no wait for its end
+        task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
 
